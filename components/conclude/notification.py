@@ -18,7 +18,7 @@ from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.client import Platform, Rest, platform_errors, read_secret, retry_policy
+from shardline.components.vertex.client import Platform, connect, platform_errors, read_secret, retry_policy
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
@@ -145,16 +145,12 @@ def publish(topic: str, run: RunRecord) -> None:
 
     Source: https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/publish
     """
-    import google.auth
-    from google.auth.transport.requests import AuthorizedSession
-
     attributes = {"pipeline": run.pipeline, "run": run.name, "state": run.state}
     data = base64.b64encode(json.dumps(payload(run, "json")).encode()).decode()
+    body = {"messages": [{"data": data, "attributes": attributes}]}
+    rest, _ = connect(_OUTAGE_S)
     with platform_errors(f"publish to {topic}"):
-        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/pubsub"])
-        session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        body = {"messages": [{"data": data, "attributes": attributes}]}
-        Rest(session, _OUTAGE_S).request("pubsub", f"v1/{topic}:publish", body)
+        rest.request("pubsub", f"v1/{topic}:publish", body)
 
 
 def conclude_run(

@@ -13,7 +13,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller
 from pathlib import Path
@@ -51,7 +51,6 @@ _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))
 _MAX_DAYS = 400
 #: Without a schedule, the platform's schedule time is 0 in Unix time: 1970, or 1969 in the west.
 _EPOCH = 1970
-_KINDS = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
 #: Largest number of changes that are listed, and of characters of a value that are shown.
 _MAX_NAMED, _MAX_VALUE = 3, 60
 
@@ -196,7 +195,8 @@ def detect_changes(
     source = bigquery.pin_snapshot(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
         report(_TOPIC, f"the source is {source}")
-    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in _KINDS.items()}
+    kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
+    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
     data = read(PreprocessSettings, objects["data"], "data")
     training = read(TrainingSettings, objects["training"], "training")
     gate = read(GateSettings, objects["gate"], "gate")
@@ -242,17 +242,10 @@ def detect_changes(
 def _track(
     result: Configured, content: Fingerprint | None, settings: Mapping[str, Any], run: str, continued: str
 ) -> Configured:
-    """Logs to MLflow why a run trains or not, its parameters, and which are not the defaults."""
-    usual = {
-        item.name: item.default if item.default_factory is MISSING else item.default_factory()
-        for kind in _KINDS.values()
-        for item in fields(kind)
-    }
-    texts = {name: json.dumps(value, default=str) for name, value in settings.items()}
-    changed = [f"{n}={text}" for n, text in texts.items() if text != json.dumps(usual.get(n), default=str)]
+    """Logs to MLflow the parameters of a run, and why it trains or not."""
     why = {"changes": result.reason} if result.changed else {"verdict": "unchanged", "reason": result.reason}
     known = f"{content.digest} ({content.text})" if content else "not known without a history"
-    tags = {"source": result.source, "source fingerprint": known, "not default": ", ".join(changed), **why}
+    tags = {"source": result.source, "source fingerprint": known, **why}
     continues = Path(continued.rstrip("/").removesuffix("/checkpoints")).name
     tracked.log(run, methodcaller("parameters", settings), methodcaller("tags", tags), continues=continues)
     return result

@@ -207,9 +207,6 @@ def retry_policy(
         # Retries of a service that is not reached end within seconds: no line.
         if outage_s or refusal_kind(error) is not RefusalKind.UNREACHED:
             progress.report("vertex", f"cannot {action} yet ({short_reason(error)}); trying again")
-        headers = getattr(getattr(error, "response", None), "headers", {})
-        with contextlib.suppress(ValueError):  # it may be a date; the policy's own pause follows
-            time.sleep(min(float(headers.get("Retry-After", 0)), 60.0))
 
     return Retry(
         predicate=should_retry,
@@ -282,7 +279,7 @@ def platform_errors(action: str) -> Iterator[None]:
 class Rest:
     """Session with Google's REST APIs, as this process's account.
 
-    Use it inside `platform_errors`. `outage_s` is that of `retry_policy`.
+    Use it inside `platform_errors`.
     """
 
     session: AuthorizedSession
@@ -315,8 +312,8 @@ class Rest:
             raise
 
 
-def connect() -> tuple[Rest, str]:
-    """Returns a session, and the name of its account.
+def connect(outage_s: float = 0.0) -> tuple[Rest, str]:
+    """Returns a session, and the name of its account; `outage_s` is that of `retry_policy`.
 
     Raises:
         PlatformError: When there are no credentials, or they are refused.
@@ -329,4 +326,4 @@ def connect() -> tuple[Rest, str]:
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
     account = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
     session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-    return Rest(session), account or "a user's credentials"
+    return Rest(session, outage_s), account or "a user's credentials"

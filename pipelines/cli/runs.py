@@ -91,6 +91,7 @@ def submit(
     from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
     from shardline.pipelines.remote.cost import within_budget
+    from shardline.trainer.base.errors import PlatformError
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
@@ -112,29 +113,20 @@ def submit(
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
         joins = f", in the experiment {environment.experiment}" if environment.experiment else ""
-        file = (template_uri or pipeline) + joins
+        file = f"{template_uri or pipeline}{joins}"
         lines = submission.summary(request, parameters, cost, file=file, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        engine = VertexRun(environment.platform, run.job_id)
-        join = functools.partial(_join, environment.platform, environment.experiment, run)
-        _finish(engine, run, how["waits"], how["as_json"], join)
-
-
-def _join(platform: Platform, experiment: str, run: PlatformRun) -> dict[str, Any]:
-    from shardline.pipelines.remote.submit import add_to_experiment
-    from shardline.trainer.base.errors import PlatformError
-
-    try:
-        if experiment:
-            add_to_experiment(platform, experiment, run)
-    except PlatformError as error:  # the run is there
-        click.echo(f"warning: {error}; the run {run.job_id} goes on outside the experiment", err=True)
-        experiment = ""
-    return {"experiment": experiment or None}
+        if environment.experiment:
+            try:
+                submission.add_to_experiment(environment.platform, environment.experiment, run)
+            except PlatformError as error:  # the run is there
+                left_out = f"the run {run.job_id} goes on outside the experiment"
+                click.echo(f"warning: {error}; {left_out}", err=True)
+        _finish(VertexRun(environment.platform, run.job_id), run, how["waits"], how["as_json"])
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,11 +284,10 @@ def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
         click.echo(none)
 
 
-def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool, join: Any = dict) -> None:
+def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> None:
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
-        more = join()
         found = wait_for_run(functools.partial(engine.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
@@ -304,7 +295,7 @@ def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool, join: 
             f"again, {typed('cancel', run.job_id)} ends it"
         ) from None
     if as_json:
-        show_json(found.as_json() | more)
+        show_json(found.as_json())
     elif waits:
         _show(found)
     else:

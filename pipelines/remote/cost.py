@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import csv
 import datetime
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from shardline.components.storage.remote_files import read_bytes
 from shardline.components.text import Rows, truncate
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.vertex.forms import seconds
-from shardline.components.vertex.payload import list_at, literal_string, mapping_at, whole_number
+from shardline.components.vertex.payload import mapping_at, whole_number
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Budget, Environment
@@ -36,6 +35,7 @@ TABLE = Path(__file__).with_name("prices.csv")
 _SIZED = re.compile(r"(.+)-(\d+)g?")
 _LEFT_OUT = "discounts, taxes, storage, network and tasks without machine_type"
 _Rows = Mapping[tuple[str, str], Mapping[str, str]]
+_Choices = list[tuple[Mapping[str, str], Job]]
 
 
 class Part(NamedTuple):
@@ -73,20 +73,19 @@ def estimate(
     run, basis = _last_run(pipeline.value("history_uri"), pipeline.name, needed)
     then = Pipeline(spec, run.parameters if run else given)
     epochs, before = (whole_number(item.value("epochs")) or 1 for item in (pipeline, then))
-    trained = next((job.pools for job in found.values() if job.task.name == "train"), ())
-    parts, costs, measured = list[Part](), list[tuple[float, float, str, float]](), 0.0
+    trained = next((job.choices[:1] for job in found.values() if job.task.name == "train"), [])
+    parts, rates, timeouts, most, measured = list[Part](), list[str](), dict[str, float](), 0.0, 0.0
     for job in found.values():
-        name, (pools, together, times) = job.task.name, _scale(job, trained)
-        each, own = max(_choices(job, pools, region, rows))
-        parts, rate = parts + own, each * together
-        timeout_s = seconds(str(job.scheduling.get("timeout", "604800s"))) or math.inf
-        costs.append((rate * times * timeout_s / 3600, rate, name, timeout_s))
+        name, (choices, together, times) = job.task.name, _scale(job, trained)
+        own = _dearest(choices, region, rows)
+        parts, rate = parts + own, together * sum(part.rate for part in own)
+        rates.append(f"{name} {rate:.2f}")
+        timeouts[name] = seconds(str(job.scheduling.get("timeout", "604800s"))) or math.inf
+        most += rate * times * timeouts[name] / 3600
         hours = run.task_s.get(name, 0) / 3600 if run else 0
         measured += rate * hours * (epochs / before if name == "train" else 1)
-    most = sum(cost for cost, *_ in costs)
     about = f"about {measured:.2f} USD, " if run else ""
-    rates = ", ".join(f"{name} {rate:.2f}" for _, rate, name, _ in costs)
-    text = f"{rates} USD an hour; {about}at most {most:.2f} USD by timeouts and retries"
+    text = f"{', '.join(rates)} USD an hour; {about}at most {most:.2f} USD by timeouts and retries"
     if unknown := [f"{part.name} in {part.region}" for part in parts if part.rate == math.inf]:
         text = f"no list price known for {', '.join(dict.fromkeys(unknown))}"
     date = min((part.date for part in parts if part.date), default="no date")
@@ -94,24 +93,19 @@ def estimate(
     places = " and ".join(dict.fromkeys(part.region for part in parts))
     spot = ", of Spot as on that day" if any(job.strategy == "SPOT" for job in found.values()) else ""
     basis = f"list prices of {date}{old} or later in {places}{spot}, without {_LEFT_OUT}; {basis}"
-    if limit is not None and costs and (unknown or (measured if run else most) > limit):
-        remedy = "take other machines or fewer epochs" if unknown or run else _shorter(costs, limit)
+    if limit is not None and (unknown or (measured if run else most) > limit):
+        remedy = "take other machines or fewer epochs"
+        if not (unknown or run):
+            fitting = [f"{name} {limit / most * each // 60 * 60:.0f}s" for name, each in timeouts.items()]
+            remedy = f"set timeouts that fit ({', '.join(fitting)}) and compile"
         raise SettingsError(
             f"[budget] max_cost is {limit:g} USD a run: {text} ({basis}); {remedy}, or raise it"
         )
-    return [("cost", text), ("cost is by", basis)] if costs else []
+    return [("cost", text), ("cost is by", basis)] if parts else []
 
 
-def _shorter(costs: list[tuple[float, float, str, float]], limit: float) -> str:
-    """Returns the timeout of the dearest job with which all stay within a limit."""
-    share, _, name, timeout_s = max(costs)
-    fitting = (limit - sum(cost for cost, *_ in costs) + share) / share * timeout_s // 60 * 60
-    where = "[train.job] timeout" if name == "train" else f"the timeout of {name}"
-    return f'set {where} = "{fitting:.0f}s" and compile' if fitting > 0 else "take cheaper machines"
-
-
-def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]:
-    """Returns a job's pools, `trained` for our own trials, and how often it runs: at once, one by one."""
+def _scale(job: Job, trained: _Choices) -> tuple[_Choices, int, int]:
+    """Returns a job's machines, `trained` for our own trials, and how often it runs: at once, one by one."""
     attempts = 1 + (whole_number(mapping_at(job.task.spec, "retryPolicy").get("maxRetryCount")) or 0)
     value = job.task.pipeline.value
     if job.task.pipeline.name == TUNE and "study_spec" in job.content:
@@ -120,23 +114,22 @@ def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]
         rounds = math.ceil(study.max_trial_count / study.parallel_trial_count)
         return trained, study.parallel_trial_count, rounds * attempts
     together = (whole_number(value("preprocess_tasks")) or 0) if "for-loop" in job.task.path else 1
-    return job.pools if together else (), together or 1, attempts
+    return job.choices if together else [], together or 1, attempts
 
 
-def _choices(job: Job, pools: Sequence[Pool], region: str, rows: _Rows) -> Iterator[tuple[float, list[Part]]]:
-    """Yields USD an hour and parts of a job, then on the machines that our own launcher takes instead."""
-    args, own = list_at(job.task.container, "args"), {pool.index: pool.machine for pool in pools}
-    others = json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else []
-    for choice in ({"machines": own, "strategy": job.strategy, "location": region}, *others):
-        where = choice["strategy"].lower(), choice["location"] or region, rows
-        parts = [part for pool in pools for part in _parts(pool, choice["machines"][pool.index], *where)]
-        parts = parts or [Part("machines that are known at run time only", region, math.inf)]
-        yield sum(part.rate for part in parts), parts
+def _dearest(choices: _Choices, region: str, rows: _Rows) -> list[Part]:
+    """Returns the parts of the dearest of the machines that a job may run on."""
+    parts = (
+        [part for pool in job.pools for part in _parts(pool, choice["location"] or region, rows)]
+        for choice, job in choices
+    )
+    dearest = max(parts, key=lambda own: sum(part.rate for part in own), default=[])
+    return dearest or [Part("machines that are known at run time only", region, math.inf)]
 
 
-def _parts(pool: Pool, machine: Mapping[str, Any], market: str, region: str, rows: _Rows) -> Iterator[Part]:
+def _parts(pool: Pool, region: str, rows: _Rows) -> Iterator[Part]:
     """Yields the machines, disks and accelerators of a pool."""
-    machine_type = literal_string(machine.get("machine_type"))
+    machine, machine_type = pool.machine, pool.machine_type
     sized = None if (machine_type, "standard") in rows else _SIZED.fullmatch(machine_type)
     series, size = (sized[1], int(sized[2])) if sized else (machine_type, 1)
     disk = {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 100, **mapping_at(pool.spec, "disk_spec")}
@@ -149,11 +142,10 @@ def _parts(pool: Pool, machine: Mapping[str, Any], market: str, region: str, row
         row = rows.get((item, "standard"), {})
         standard, number = float(row.get(region) or math.inf), count * pool.replicas or math.inf
         # Without a Spot price the standard price is the most that it can be.
-        price = float(rows.get((item, market), {}).get(region) or standard)
+        price = float(rows.get((item, pool.job.strategy.lower()), {}).get(region) or standard)
         fee = float(rows["management fee", "standard"].get(region) or math.inf)
-        yield Part(
-            name or "a machine of the run", region, number * (price + fee * standard), row.get("date", "")
-        )
+        rate = number * (price + fee * standard)
+        yield Part(name or "a machine of the run", region, rate, row.get("date", ""))
 
 
 def _last_run(uri: Any, pipeline: str, tasks: set[str]) -> tuple[RunRecord | None, str]:

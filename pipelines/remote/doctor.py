@@ -36,15 +36,6 @@ _PERMISSIONS = (
     "aiplatform.schedules.create",
     "logging.logEntries.list",
 )
-#: What mends a finding in the module of `shardline new --terraform`: addresses of its resources.
-RESOURCES = {
-    "permissions": "google_project_iam_member.submitters",
-    "APIs": "google_project_service.apis",
-    "bucket": "google_storage_bucket.pipelines",
-    "objects": "google_storage_bucket_iam_member.submitters",
-    "service account": "google_service_account.trainer",
-    "act as": "google_service_account_iam_member.submitters",
-}
 _OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
 
 _Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
@@ -113,9 +104,9 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
     return ok("image", image)
 
 
-def _or_apply(fix: str, what: str) -> str:
-    """Returns what mends a finding, by hand or by the Terraform module of a project."""
-    return f"{fix}, or apply {RESOURCES[what]} of infrastructure/"
+def _or_apply(resource: str) -> str:
+    """Returns what also mends a finding: a resource in the module of `shardline new --terraform`."""
+    return f", or apply {resource} of infrastructure/"
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
@@ -132,7 +123,8 @@ def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
-        yield error("permissions", f"this account lacks {', '.join(missing)}", _or_apply(fix, "permissions"))
+        fix += _or_apply("google_project_iam_member.submitters")
+        yield error("permissions", f"this account lacks {', '.join(missing)}", fix)
     else:
         yield ok("permissions", "this account may submit, schedule and explain runs")
 
@@ -145,7 +137,9 @@ def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
         fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
-        yield error("APIs", f"not enabled: {', '.join(missing)}", _or_apply(fix, "APIs"))
+        yield error(
+            "APIs", f"not enabled: {', '.join(missing)}", fix + _or_apply("google_project_service.apis")
+        )
     else:
         yield ok("APIs", f"enabled: {', '.join(_APIS)}")
 
@@ -162,11 +156,14 @@ def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
         bucket = Client(project=environment.project).get_bucket(name)
     except NotFound:
         fix = f"run 'gcloud storage buckets create gs://{name} --location {environment.location}'"
-        yield error("bucket", f"gs://{name} does not exist", _or_apply(fix, "bucket"))
+        yield error(
+            "bucket", f"gs://{name} does not exist", fix + _or_apply("google_storage_bucket.pipelines")
+        )
         return
     missing = sorted(set(_OBJECTS) - set(bucket.test_iam_permissions(list(_OBJECTS))))
     if missing:
-        fix = _or_apply("grant this account roles/storage.objectUser on it", "objects")
+        fix = "grant this account roles/storage.objectUser on it"
+        fix += _or_apply("google_storage_bucket_iam_member.submitters")
         yield error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
         return
     location = str(bucket.location).lower()
@@ -183,13 +180,13 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
     account = environment.service_account
     if not account:
         found = "service_account is not set: runs use the project's default, often with too many permissions"
-        fix = _or_apply("create one for runs and set service_account", "service account")
+        fix = "create one for runs and set service_account" + _or_apply("google_service_account.trainer")
         yield warning("service account", found, fix)
         return
     path = f"v1/projects/-/serviceAccounts/{account}"
     existing = rest.get_or_none("iam", path)
     if existing is None:
-        fix = _or_apply("create it or correct service_account", "service account")
+        fix = "create it or correct service_account" + _or_apply("google_service_account.trainer")
         yield error("service account", f"{account} does not exist", fix)
         return
     if existing.get("disabled"):
@@ -199,7 +196,8 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
     granted = rest.request("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
-        yield error("service account", f"this account may not act as {account}", _or_apply(fix, "act as"))
+        fix += _or_apply("google_service_account_iam_member.submitters")
+        yield error("service account", f"this account may not act as {account}", fix)
     else:
         yield ok("service account", f"{account}; this account may act as it")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,16 +140,6 @@ def test_a_webhook_that_is_busy_is_called_again(run: Path, webhook: Webhook, eve
         "cannot call the webhook yet (503 service unavailable); trying again"
     ]
     assert events[-1].text == "the webhook has been notified"
-
-
-def test_a_webhook_that_names_a_time_is_called_after_it(run: Path, webhook: Webhook) -> None:
-    webhook.first, webhook.wait = [429], "1"
-    begin = time.monotonic()
-
-    finish("FAILED")
-
-    assert len(webhook.messages) == 2
-    assert time.monotonic() - begin >= 1
 
 
 def test_an_outage_that_ends_costs_no_message(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,6 @@ def test_a_run_shows_what_people_compare(mlflow_server: MlflowServer, digits: di
     assert shown["info"]["status"] == "FINISHED"
     parameters = pairs(shown, "params")
     assert (parameters["epochs"], parameters["source"], parameters["seed"]) == ("2", "digits", "0")
-    assert "epochs=2" in tags["not default"]
-    assert "seed" not in tags["not default"]
     assert "no run is recorded" in tags["changes"]
     assert "scikit-learn" in tags["source fingerprint"]
     assert tags["verdict"] == "blessed"

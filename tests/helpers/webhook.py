@@ -20,14 +20,12 @@ class Webhook:
         messages: What it was told.
         status: What it answers.
         first: What it answers before that, one after the other.
-        wait: Its header Retry-After.
     """
 
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     first: list[int] = field(default_factory=list)
-    wait: str = ""
 
 
 @contextlib.contextmanager
@@ -40,8 +38,6 @@ def serve_webhook() -> Iterator[Webhook]:
             found.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(found.first.pop(0) if found.first else found.status)
             self.send_header("Content-Length", "0")
-            if found.wait:
-                self.send_header("Retry-After", found.wait)
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
 

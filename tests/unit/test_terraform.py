@@ -20,7 +20,8 @@ from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.project import new
-from shardline.pipelines.remote.doctor import _APIS, RESOURCES
+from shardline.pipelines.remote import doctor
+from shardline.pipelines.remote.doctor import _APIS
 from shardline.pipelines.settings import Environment, Settings, load, load_environment
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers import terraform
@@ -311,9 +312,11 @@ def test_terraform_refuses_variables_that_cannot_be(
     assert words in " ".join(re.sub("[│╷╵]", "", refused).split())
 
 
-@pytest.mark.parametrize("address", sorted(RESOURCES.values()))
-def test_a_resource_that_doctor_names_is_there(module: terraform.Module, address: str) -> None:
-    assert address in module
+def test_the_resources_that_doctor_names_are_there(module: terraform.Module) -> None:
+    named = set(re.findall(r'_or_apply\("(\w+\.\w+)"\)', Path(doctor.__file__).read_text()))
+
+    assert len(named) == 6
+    assert all(address in module for address in named)
 
 
 def test_a_new_project_has_it_only_if_asked(tmp_path: Path) -> None:
