@@ -175,21 +175,15 @@ def conclude_run(
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
     tracked.end(job_name, run)
-    _write(run, history_uri, job_name)
     # A cancelled run counts as a failure.
     if notify.when == "always" or (notify.when == "failure" and run.state != SUCCEEDED):
         run = replace(run, undelivered=_notify(run, notify))
-    if run.undelivered:
-        _write(run, history_uri, job_name)
-    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
-
-
-def _write(run: RunRecord, history_uri: str, job_name: str) -> None:
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
+    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
 
 
 def _notify(run: RunRecord, notify: NotifySettings) -> dict[str, str]:

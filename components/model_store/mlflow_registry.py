@@ -77,7 +77,6 @@ def _registered_model(client: Any, champion_uri: str) -> str:
 def _registered_version(client: Any, name: str, champion_uri: str, version: Version) -> str:
     """Returns the number of a version in the registry, to which it is added where it is missing."""
     wanted = f"name = '{name}' and tags.`{VERSION_TAG}` = '{version.version}'"
-    added = None
     if not (found := client.search_model_versions(wanted)):
         export = champions.read_record(champion_uri, version, EXPORT_FILE, Export)
         if not (model := _find(client, export)):  # then in a run of its own
@@ -86,11 +85,9 @@ def _registered_version(client: Any, name: str, champion_uri: str, version: Vers
                 model = _upload(client, exported, run.id if run else "")
             client.set_terminated(model.source_run_id)
         keys = {"tags": {VERSION_TAG: version.version}, "model_id": model.model_id}
-        added = client.create_model_version(name, f"models:/{model.model_id}", model.source_run_id, **keys)
-        found = client.search_model_versions(wanted)
-    number = min(int(item.version) for item in found)
-    if added and int(added.version) != number:  # a concurrent process was faster
-        client.delete_model_version(name, added.version)
+        source = f"models:/{model.model_id}"
+        found = [client.create_model_version(name, source, model.source_run_id, **keys)]
+    number = min(int(item.version) for item in found)  # a concurrent process may have added one, too
     for key in ("quality", "fingerprint", "verdict", "override"):
         client.set_model_version_tag(name, str(number), key, getattr(version, key))
     return str(number)

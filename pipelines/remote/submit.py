@@ -16,7 +16,6 @@ from shardline.components.text import Rows, facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.forms import JOB_ID, check_labels
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
-from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing_error
@@ -77,13 +76,11 @@ def add_to_experiment(platform: Platform, experiment: str, run: PlatformRun) -> 
     store, api = context.partition("/contexts/")[0], platform.metadata
     schema = {"schema_title": "system.Experiment", "schema_version": "0.0.1"}
     content = {"display_name": experiment, "metadata": {"experiment_deleted": False}, **schema}
+    request = {"parent": store, "context_id": experiment, "context": content}
     try:
-        request = {"parent": store, "context_id": experiment, "context": content}
-        found = call_api(action, api.create_context, request)
-    except PlatformError as error:
-        if refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
-            raise
         found = call_api(action, api.get_context, {"name": f"{store}/contexts/{experiment}"})
+    except PlatformError:  # there is none, or else the next call says why
+        found = call_api(action, api.create_context, request)
     if found.schema_title != schema["schema_title"] or "tensorboard_link" in found.metadata:
         raise PlatformError(f"cannot {action}: {found.name} is a {found.schema_title} that takes no runs")
     call_api(action, api.add_context_children, {"context": found.name, "child_contexts": [context]})

@@ -175,8 +175,6 @@ def test_concurrent_publishers_and_the_registry_end_equal(server: MlflowServer, 
     with ThreadPoolExecutor(2) as publishers:
         list(publishers.map(publish, range(2)))
     assert _champion(server, "contended") == champions.require_current(store).version
-    registered = [tags["shardline.version"] for tags in _versions(server, "contended")]
-    assert len(registered) == len(set(registered))
 
 
 def test_a_server_that_is_away_costs_no_champion_and_the_next_change_repairs_the_alias(
