@@ -134,7 +134,8 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     else:
         found = inspect(data, label, kind or "") if data is not None else None
         kind = found.kind if found else kind or "images"
-        files = projects.write(directory, kind, name, projects.origin(), found, terraform=terraform)
+        files = projects.write(directory, kind, name, projects.origin(), found)
+        files += projects.add_terraform(directory, name) if terraform else []
         sample = f"{KINDS[kind].data} and a model of them, for you to replace"
         head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
         lines = found.found if found else [str(file) for file in files]

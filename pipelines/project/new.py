@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -70,13 +70,10 @@ def check_name(name: str) -> None:
         )
 
 
-def write(
-    directory: Path, kind: str, name: str, requirement: str, data: Data | None = None, terraform: bool = False
-) -> list[Path]:
+def write(directory: Path, kind: str, name: str, requirement: str, data: Data | None = None) -> list[Path]:
     """Writes a project of one of `KINDS` and returns its files, relative to the directory.
 
-    `requirement` is Shardline's requirement for pip. Without `data` of the user the project has sample data;
-    with `terraform` it has a module of its infrastructure.
+    `requirement` is Shardline's requirement for pip. Without `data` of the user the project has sample data.
     Raises SettingsError when the name cannot be used, or the directory has other files than a .git.
     """
     check_name(name)
@@ -89,7 +86,7 @@ def write(
         "@VERTEX@": page("vertex"),
         "@OPERATING@": page("operating"),
     }
-    return _copy(("common", kind, *["terraform"] * terraform), directory, values, data is None)
+    return _copy(directory, values, "common", kind, own_data=data is not None)
 
 
 def add_terraform(directory: Path, name: str) -> list[Path]:
@@ -101,17 +98,17 @@ def add_terraform(directory: Path, name: str) -> list[Path]:
         raise SettingsError(f"the project {directory} has no package {name}; name its package with --name")
     if os.path.lexists(module := directory / "infrastructure"):
         raise SettingsError(f"{module} exists; move it away to have it written anew")
-    return _copy(("terraform",), directory, {_PACKAGE: name, "@VERTEX@": page("vertex")}, True)
+    return _copy(directory, {_PACKAGE: name, "@VERTEX@": page("vertex")}, "terraform")
 
 
-def _copy(names: Sequence[str], directory: Path, values: Mapping[str, str], sample: bool) -> list[Path]:
+def _copy(directory: Path, values: Mapping[str, str], *names: str, own_data: bool = False) -> list[Path]:
     """Writes folders of the template, `values` in place of their placeholders, and returns the files."""
     written = []
     for root in (_TEMPLATE / name for name in names):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
                 continue  # left by tools
-            if not sample and (file.name == "source.py" or file.suffix == ".csv"):
+            if own_data and (file.name == "source.py" or file.suffix == ".csv"):
                 continue
             parts = [_replaced(part, values) for part in file.relative_to(root).parts]
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
