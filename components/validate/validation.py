@@ -226,14 +226,9 @@ def validate_artifacts(
     tags = {"verdict": ("not blessed", "blessed")[blessed], "reason": outcome.blessing.explain()}
     if outcome.blessing.blocked_by:
         tags["blocked by"] = ", ".join(outcome.blessing.blocked_by)
-    tracked.log(
-        run,
-        methodcaller("tags", tags),
-        methodcaller(
-            "metrics", {f"{evaluation.split}/{key}": each for key, each in evaluation.metrics.items()}
-        ),
-        *(methodcaller("file", path) for kind in ("html", "md", "json") for path in out.glob(f"*.{kind}")),
-    )
+    figures = {f"{evaluation.split}/{key}": each for key, each in evaluation.metrics.items()}
+    pages = [methodcaller("file", path) for kind in ("html", "md", "json") for path in out.glob(f"*.{kind}")]
+    tracked.log(run, methodcaller("tags", tags), methodcaller("metrics", figures), *pages)
     curves = [curve for part in evaluation.each for curve in part.roc]
     # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
     sliced.metadata["evaluationSlices"] = [

@@ -215,7 +215,8 @@ def settings_of(project: Path, values: dict[str, Any]) -> tuple[Settings, Enviro
 
 
 def test_its_output_is_the_settings_of_the_project(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline", terraform=True)
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    new.add_terraform(tmp_path, "leafnet")
     settings, environment = settings_of(tmp_path, VALUES)
 
     assert settings.image == "europe-west4-docker.pkg.dev/acme-vision/shardline/leafnet:0.1.0"
@@ -232,7 +233,8 @@ def test_its_output_is_the_settings_of_the_project(tmp_path: Path) -> None:
 
 
 def test_without_options_its_output_has_neither_notification_nor_tracking(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline", terraform=True)
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    new.add_terraform(tmp_path, "leafnet")
     options = {name: False for name, value in VALUES.items() if value is True}
     settings, _ = settings_of(tmp_path, {**VALUES, **options})
 
