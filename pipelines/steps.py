@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import docstring_parser
@@ -14,7 +13,7 @@ from shardline.components.register.component import PROJECT, deploy_task, regist
 from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate
-from shardline.components.vertex.job import SERVICE_ACCOUNT, CustomJobSettings, TaskMachine
+from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.settings import Settings
 
@@ -100,20 +99,16 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
         accelerator_count=machine.accelerator_count,
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
     )
-    return replace(
-        job,
+    # Not the account: training has its own.
+    same = (
+        "restart_job_on_worker_restart network reserved_ip_ranges psc_interface_config "
+        "encryption_spec_key_name enable_web_access tags"
+    )
+    return CustomJobSettings(
+        **{name: getattr(job, name) for name in same.split()},
         cluster=Cluster.of(pool),
-        display_name="",
-        strategy=CustomJobSettings.strategy,
-        wait="",
-        fallback=(),
-        max_wait_duration=CustomJobSettings.max_wait_duration,
         timeout=machine.timeout,
         num_retries=0,
-        # The account of the pipeline's other tasks; training has its own.
-        service_account=SERVICE_ACCOUNT,
-        tensorboard="",
-        base_output_directory="",
         persistent_resource_id="",
     )
 

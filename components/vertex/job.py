@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shardline.components.vertex import forms
@@ -130,12 +130,8 @@ class CustomJobSettings:
         restart = self.restart_job_on_worker_restart
         if restart is None:  # a synchronous replica cannot continue without a peer: all restart and resume
             restart = self.cluster.parameter_servers is None
-        return {
-            **{
-                item.name: getattr(self, item.name)
-                for item in fields(self)
-                if item.name not in _NOT_GCPC_ARGUMENTS
-            },
+        own = {name: value for name, value in vars(self).items() if name not in _NOT_GCPC_ARGUMENTS}
+        return own | {
             "restart_job_on_worker_restart": restart,
             # The two exclude each other, and the default is the pipeline's own network.
             "network": "" if self.psc_interface_config and self.network == NETWORK else self.network,
