@@ -83,19 +83,18 @@ def payload(run: RunRecord, form: str = "slack") -> dict[str, Any]:
     def escaped(text: str) -> str:  # Google Chat has no escape, and <users/all> would notify everyone
         return text.replace("<", "\u2039") if form == "chat" else html.escape(text, quote=False)
 
+    failure = run.explanation
+    lines = "\n".join(failure.lines) if failure else ""
     if form == "json":
-        failure: dict[str, Any] = asdict(run.explanation) if run.explanation else {"lines": ()}
         about = {"headline": run.headline(), "pipeline": run.pipeline, "run": run.name, "state": run.state}
         links = {f"link_{name}": link for name, link in run.links.items()}
-        return {**about, "verdict": run.verdict, **failure, "lines": "\n".join(failure["lines"]), **links}
-    rows = [("run", run.name), *run.links.items()]
-    lines: tuple[str, ...] = ()
-    if run.explanation is not None:
-        rows, lines = [*run.explanation.rows(), *rows], run.explanation.lines
+        why = asdict(failure) if failure else {}
+        return {**about, "verdict": run.verdict, **why, "lines": lines, **links}
+    rows = [*(failure.rows() if failure else ()), ("run", run.name), *run.links.items()]
     body = "\n".join(f"*{escaped(name)}*  {escaped(value)}" for name, value in rows)
     texts = [f"*{escaped(run.headline())[:2000]}*", body[:_MAX_BLOCK]]
     if lines:
-        texts.append(f"```{escaped(chr(10).join(lines))[-_MAX_LOG:]}```")
+        texts.append(f"```{escaped(lines)[-_MAX_LOG:]}```")
     if form == "chat":
         return {"text": "\n".join(texts)}
     blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text}} for text in texts]

@@ -95,8 +95,8 @@ def estimate(
     basis = f"list prices of {date}{old} or later in {places}{spot}, without {_LEFT_OUT}; {basis}"
     if limit is not None and (unknown or (measured if run else most) > limit):
         remedy = "take other machines or fewer epochs"
-        if not (unknown or run):
-            fitting = [f"{name} {limit / most * each // 60 * 60:.0f}s" for name, each in timeouts.items()]
+        if not run and most < math.inf:
+            fitting = [f"{name} {int(limit / most * each)}s" for name, each in timeouts.items()]
             remedy = f"set timeouts that fit ({', '.join(fitting)}) and compile"
         raise SettingsError(
             f"[budget] max_cost is {limit:g} USD a run: {text} ({basis}); {remedy}, or raise it"

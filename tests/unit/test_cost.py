@@ -261,6 +261,8 @@ def test_a_budget_names_the_timeout_that_fits(table: Path) -> None:
     assert within(fitting[1])
     with pytest.raises(SettingsError):
         within("12060s")
+    with pytest.raises(SettingsError, match="at most inf USD"):
+        within("0s")
 
 
 def test_a_pipeline_without_custom_jobs_costs_nothing_that_is_known(table: Path) -> None:
