@@ -15,7 +15,7 @@ from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
-from shardline.pipelines.image.settings import ImageSettings, without_tag
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.tables import (
     PROJECT_SETTINGS,
     check_tables,
@@ -125,7 +125,8 @@ def load(path: Path) -> Settings:
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name
         if isinstance(content.get("image"), str):
-            content["image"] = without_tag(content["image"])
+            # The tag of NAME:TAG@DIGEST is for the next build.
+            content["image"] = re.sub(":[^:/@]*@", "@", content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = read_fields(Settings, content, leave_out=(*_TABLES, "build"), also=_TABLES)

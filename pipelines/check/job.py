@@ -143,11 +143,6 @@ class Job(JobSpec):
         """Returns the worker pool in a slot; None for an empty slot."""
         return next((pool for pool in self.pools if pool.index == index), None)
 
-    def text(self, name: str) -> str:
-        """Returns a text of the spec, placeholders included; "" when it is not set."""
-        value = self.spec.get(name)
-        return value if isinstance(value, str) else ""
-
 
 @dataclass(frozen=True, eq=False)
 class Pool(PoolSpec):

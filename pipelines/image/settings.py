@@ -87,10 +87,3 @@ class ImageSettings:
                 "that image separately: 'shardline image build --variant control'"
             )
         return replace(self, variant=self.variant or ("gpu" if machine else "cpu"))
-
-
-def without_tag(image: str) -> str:
-    """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build."""
-    name, at, digest = image.partition("@")
-    path, slash, last = name.rpartition("/")
-    return f"{path}{slash}{last.partition(':')[0]}{at}{digest}" if at else image

@@ -292,22 +292,22 @@ def connections(job: Job) -> Found:
         Source: GcsDestination.
     """
     spec = job.spec
-    if job.text("tensorboard") and is_surely_missing(spec, "service_account"):
+    if spec.get("tensorboard") and is_surely_missing(spec, "service_account"):
         yield "SL211", "the job has a tensorboard and no service_account"
     if literal_string(spec.get("network")) and spec.get("psc_interface_config"):
         yield "SL212", "the job has both network and psc_interface_config"
     if literal_string(spec.get("persistent_resource_id")) and is_surely_missing(spec, "service_account"):
         yield "SL213", "the job runs on a persistent resource and has no service_account"
-    if job.text("tensorboard") and is_surely_missing(spec, "base_output_directory", "output_uri_prefix"):
+    if spec.get("tensorboard") and is_surely_missing(spec, "base_output_directory", "output_uri_prefix"):
         yield "SL214", "the job has a tensorboard and no base_output_directory"
     if spec.get("reserved_ip_ranges") and is_surely_missing(spec, "network"):
         yield "SL220", "the job has reserved_ip_ranges and no network"
     key = mapping_at(job.content, "encryption_spec").get("kms_key_name")
     for code, form, name, value in (
-        ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
-        ("SL216", forms.NETWORK, "network", job.spec.get("network")),
+        ("SL215", forms.TENSORBOARD, "tensorboard", spec.get("tensorboard")),
+        ("SL216", forms.NETWORK, "network", spec.get("network")),
         ("SL217", forms.ENCRYPTION_KEY, "kms_key_name", key),
-        ("SL218", forms.SERVICE_ACCOUNT, "service_account", job.spec.get("service_account")),
+        ("SL218", forms.SERVICE_ACCOUNT, "service_account", spec.get("service_account")),
         ("SL219", forms.BUCKET_PATH, "base_output_directory", job.base_output_directory),
     ):
         if (text := literal_string(value)) and not form.fits(text):
