@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     name = name or projects.package_name(directory)
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
     if terraform and data is None and kind is None and (directory / PROJECT_SETTINGS).is_file():
-        lines: Sequence[str] = [str(file) for file in projects.add_terraform(directory, name)]
+        lines = [str(file) for file in projects.add_terraform(directory, name)]
         head = f"{directory}: the infrastructure of {name} on Google Cloud"
         steps = (f"{steps[0]}/infrastructure", "terraform init", "terraform apply")
     else:
@@ -138,7 +137,7 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
         files += projects.add_terraform(directory, name) if terraform else []
         sample = f"{KINDS[kind].data} and a model of them, for you to replace"
         head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
-        lines = found.found if found else [str(file) for file in files]
+        lines = [*found.found] if found else [str(file) for file in files]
     show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))
 
 

@@ -87,6 +87,7 @@ def submit(
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked first, with its parameters, as
     'shardline check' does.
     """
+    from shardline.components.runs.platform_run import add_to_experiment
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
@@ -122,7 +123,7 @@ def submit(
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
         if environment.experiment:
             try:
-                submission.add_to_experiment(environment.platform, environment.experiment, run)
+                add_to_experiment(environment.platform, environment.experiment, run)
             except PlatformError as error:  # the run is there
                 left_out = f"the run {run.job_id} goes on outside the experiment"
                 click.echo(f"warning: {error}; {left_out}", err=True)

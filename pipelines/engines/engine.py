@@ -14,26 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardline.components.runs import slurm_job
-from shardline.components.runs.directory import (
-    local_runs,
-    read_local_record,
-    read_log,
-    task_states,
-)
+from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
 from shardline.components.runs.logs import read_log as read_platform_log
 from shardline.components.runs.logs import read_platform_record
-from shardline.components.runs.platform_run import (
-    PlatformRun,
-    PlatformTask,
-    cancel_run,
-    read_run,
-)
-from shardline.components.runs.record import (
-    ABANDONED,
-    REPLICAS,
-    RUNNING,
-    RunRecord,
-)
+from shardline.components.runs.platform_run import PlatformRun, PlatformTask, cancel_run, read_run
+from shardline.components.runs.record import ABANDONED, REPLICAS, RUNNING, RunRecord
 from shardline.components.runs.slurm_job import describe, job_directories
 from shardline.components.vertex.client import Platform
 from shardline.pipelines.engines.custom_job import ROLES

@@ -21,19 +21,10 @@ from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing_error
 from shardline.pipelines.spec import declared_parameters, defaults
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import (
-    CancelledRunError,
-    PipelineError,
-    PlatformError,
-    RunError,
-    SettingsError,
-)
+from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
 #: Seconds between two reads of a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0
-
-#: Seconds in which the platform makes the context of a new run.
-_CONTEXT_S = 120.0
 
 _MAX_ID = 127
 _ROLES = ("chief", "workers", "servers", "evaluator")
@@ -57,33 +48,6 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
         read_existing=lambda: call_api(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
     )
     return run_of(job, platform)
-
-
-def add_to_experiment(platform: Platform, experiment: str, run: PlatformRun) -> None:
-    """Adds a run to a Vertex Experiment, which is made where there is none.
-
-    Google's SDK makes the same contexts (google/cloud/aiplatform/metadata/experiment_resources.py), and where
-    its `init` names the experiment a TensorBoard instance, too: googleapis/python-aiplatform#2298.
-
-    Raises PlatformError when the platform refuses, or the name is that of another context.
-    """
-    action, until = f"add the run to the experiment {experiment}", time.monotonic() + _CONTEXT_S
-    read, name = platform.pipelines.get_pipeline_job, {"name": run.name}
-    while not (context := call_api(action, read, name).job_detail.pipeline_run_context.name):
-        if time.monotonic() > until:
-            raise PlatformError(f"cannot {action}: the platform has made no context of the run")
-        time.sleep(1.0)
-    store, api = context.partition("/contexts/")[0], platform.metadata
-    schema = {"schema_title": "system.Experiment", "schema_version": "0.0.1"}
-    content = {"display_name": experiment, "metadata": {"experiment_deleted": False}, **schema}
-    request = {"parent": store, "context_id": experiment, "context": content}
-    try:
-        found = call_api(action, api.get_context, {"name": f"{store}/contexts/{experiment}"})
-    except PlatformError:  # there is none, or else the next call says why
-        found = call_api(action, api.create_context, request)
-    if found.schema_title != schema["schema_title"] or "tensorboard_link" in found.metadata:
-        raise PlatformError(f"cannot {action}: {found.name} is a {found.schema_title} that takes no runs")
-    call_api(action, api.add_context_children, {"context": found.name, "child_contexts": [context]})
 
 
 def continue_parameters(platform: Platform, run: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

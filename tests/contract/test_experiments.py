@@ -14,8 +14,8 @@ from google.cloud import aiplatform
 from google.cloud.aiplatform_v1.types import Context, PipelineJob
 from google.rpc import code_pb2
 
+from shardline.components.runs import platform_run
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote import submit as submission
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
@@ -134,7 +134,7 @@ def test_the_platform_is_not_waited_for_without_end(
     fake: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.services.metadata.makes_runs = False
-    monkeypatch.setattr(submission, "_CONTEXT_S", 0.1)
+    monkeypatch.setattr(platform_run, "_CONTEXT_S", 0.1)
 
     result = submit("--experiment", "digits")
 
