@@ -50,12 +50,9 @@ BUILT_IN = {
     "g2-standard-96": ("NVIDIA_L4", 8),
     **{f"g4-standard-{48 * n}": ("NVIDIA_RTX_PRO_6000", n) for n in (1, 2, 4, 8)},
 }
-_SMALL: dict[str, tuple[int, ...]] = {
-    "NVIDIA_TESLA_P4": (1, 2, 4),
-    "NVIDIA_TESLA_P100": (1, 2, 4),
-    "NVIDIA_TESLA_T4": (1, 2, 4),
-}
-_LARGE: dict[str, tuple[int, ...]] = {name: (2, 4) for name in _SMALL}  # noqa: C420  # its type is another
+_SMALL_GPUS = ("NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_T4")
+_SMALL: dict[str, tuple[int, ...]] = dict.fromkeys(_SMALL_GPUS, (1, 2, 4))
+_LARGE: dict[str, tuple[int, ...]] = dict.fromkeys(_SMALL_GPUS, (2, 4))
 #: Accelerators that an N1 machine takes, by its vCPUs: type and numbers.
 _ATTACHED: dict[int, dict[str, tuple[int, ...]]] = {
     **{cpus: _SMALL | {"NVIDIA_TESLA_V100": (1, 2, 4, 8)} for cpus in (2, 4, 8)},
