@@ -126,7 +126,7 @@ def configure_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:
     return on_machine(settings, settings.register.uncached())(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
         created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
-        readers=settings.train.replica_count,
+        readers=settings.train.cluster.replica_count,
         **inputs,
     )
 
@@ -135,7 +135,7 @@ def rehearse_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:
     """Adds the rehearsal of the steps after the dataset, with these inputs, and returns its task."""
     servers = settings.train.cluster.parameter_servers
     return on_machine(settings, settings.validate.uncached())(rehearse)(
-        readers=settings.train.replica_count,
+        readers=settings.train.cluster.replica_count,
         parameter_servers=servers.replica_count if servers else 0,
         job_directory=settings.train.base_output_directory,
         **inputs,

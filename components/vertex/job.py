@@ -108,11 +108,6 @@ class CustomJobSettings:
             self._check_location()
 
     @property
-    def replica_count(self) -> int:
-        """Replicas that train: the chief and the workers."""
-        return self.cluster.replica_count
-
-    @property
     def choices(self) -> list[dict[str, Any]]:
         """The machines that the launcher of a job with alternatives tries in turn, its own first."""
         found = []

@@ -211,7 +211,7 @@ def _training_network(job: CustomJobSettings, environment: Environment) -> Diagn
     network = environment.network if job.network == NETWORK else job.network
     if job.psc_interface_config:
         network = str(job.psc_interface_config.get("network_attachment", "psc_interface_config"))
-    if network and job.replica_count > 1:
+    if network and job.cluster.replica_count > 1:
         found = (
             f"clients in {network} that reach the replicas' ports can read and write as the service account"
         )

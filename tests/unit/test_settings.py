@@ -91,7 +91,7 @@ def test_a_settings_file_is_read(tmp_path):
 
     found = environments.load(path)
 
-    assert (found.image, found.train.replica_count) == ("i:1", 3)
+    assert (found.image, found.train.cluster.replica_count) == ("i:1", 3)
     assert found.train.cluster.chief.machine == ("n1-standard-4", "", 0)
 
 
