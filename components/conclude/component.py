@@ -38,7 +38,7 @@ def conclude(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("conclude"):
-        from shardline.components.conclude.notification import NotifySettings, conclude_run
+        from shardline.components.conclude.notification import conclude_run
 
         undelivered = conclude_run(
             state=status.state,
@@ -47,6 +47,6 @@ def conclude(
             job_resource_name=job_resource_name,
             project=project,
             history_uri=history_uri,
-            notify=NotifySettings(when=notify_when, webhook_secret=webhook_secret, form=form, topic=topic),
+            notify={"when": notify_when, "webhook_secret": webhook_secret, "form": form, "topic": topic},
         )
         return (undelivered,)

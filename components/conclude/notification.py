@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.runs import tracked
@@ -26,8 +26,6 @@ from shardline.trainer.base.progress import report
 TOPIC = "conclude"
 #: Environment variable with the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
-WHEN = ("failure", "always", "never")
-FORMS = ("slack", "chat", "json")
 
 #: Slack takes 3,000 characters in a block, Google Chat 32,000 bytes in all, four for a character.
 _MAX_BLOCK, _MAX_LOG = 2900, 2800
@@ -45,22 +43,18 @@ class NotifySettings:
     SHARDLINE_WEBHOOK, which only tasks of a run on this machine have.
     """
 
-    when: str = "failure"
+    when: Literal["failure", "always", "never"] = "failure"
     webhook_secret: str = ""
-    form: str = ""
+    form: Literal["", "slack", "chat", "json"] = ""
     topic: str = ""
     emails: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.when not in WHEN:
-            raise SettingsError(f"when must be one of {', '.join(WHEN)}, got {self.when!r}")
         if self.webhook_secret and not SECRET.fits(self.webhook_secret):
             # Not repeated in the message: it may be the URL itself.
             raise SettingsError(
                 f"webhook_secret must be {SECRET.description} that holds the URL, not the URL"
             )
-        if self.form not in ("", *FORMS):
-            raise SettingsError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
         if self.topic and not _TOPIC.fullmatch(self.topic):
             raise SettingsError(f"topic must be projects/PROJECT/topics/TOPIC, got {self.topic!r}")
         for name in ("webhook_secret", "form", "topic"):
@@ -160,7 +154,7 @@ def conclude_run(
     job_resource_name: str,
     project: str,
     history_uri: str,
-    notify: NotifySettings,
+    notify: Mapping[str, Any],
 ) -> str:
     """Records the outcome of a run, explains a failure, and sends notifications.
 
@@ -174,9 +168,10 @@ def conclude_run(
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
     tracked.end(job_name, run)
+    settings = NotifySettings(**notify)
     # A cancelled run counts as a failure.
-    if notify.when == "always" or (notify.when == "failure" and run.state != SUCCEEDED):
-        run = replace(run, undelivered=_notify(run, notify))
+    if settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED):
+        run = replace(run, undelivered=_notify(run, settings))
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)

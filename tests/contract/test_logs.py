@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.conclude.notification import NotifySettings, conclude_run
+from shardline.components.conclude.notification import conclude_run
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
@@ -230,7 +230,7 @@ def conclude(state: str, history: Path, *, topic: str = "", when: str = "failure
         job_resource_name=NAME,
         project=PROJECT,
         history_uri=str(history),
-        notify=NotifySettings(when=when, webhook_secret=SECRET, topic=topic),
+        notify={"when": when, "webhook_secret": SECRET, "topic": topic},
     )
 
 
