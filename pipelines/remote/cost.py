@@ -97,7 +97,7 @@ def estimate(
         remedy = "take other machines or fewer epochs"
         if not run and most < math.inf:
             fitting = [f"{name} {int(limit / most * each)}s" for name, each in timeouts.items()]
-            remedy = f"set timeouts that fit ({', '.join(fitting)}) and compile"
+            remedy = f"set timeouts that fit ({', '.join(fitting)}), as [train.job] timeout, and compile"
         raise SettingsError(
             f"[budget] max_cost is {limit:g} USD a run: {text} ({basis}); {remedy}, or raise it"
         )

@@ -190,7 +190,7 @@ def test_a_budget_refuses_before_anything_is_sent(fake: FakeVertex) -> None:
     for more in ([], ["--dry-run"]):
         done = shardline(*command, *more)
         assert done.exit_code == 2, done.output
-        assert re.search(r'at most [\d.]+ USD.*set \[train\.job\] timeout = "\d+s"', done.stderr)
+        assert re.search(r"at most [\d.]+ USD.*timeouts that fit \(train \d+s\)", done.stderr)
     assert fake.services.calls == []
 
     Path("limited.toml").write_text("[budget]\nmax_costs = 50\n")

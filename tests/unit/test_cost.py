@@ -255,7 +255,9 @@ def test_a_budget_names_the_timeout_that_fits(table: Path) -> None:
 
     with pytest.raises(SettingsError) as refused:
         within("604800s")
-    fitting = re.search(r"set timeouts that fit \(train (\d+s)\) and compile", str(refused.value))
+    fitting = re.search(
+        r"set timeouts that fit \(train (\d+s)\), as \[train.job\] timeout", str(refused.value)
+    )
     assert fitting
     assert fitting[1] == "12000s"  # 50 USD / 7.5 an hour / 2 attempts
     assert within(fitting[1])
