@@ -167,17 +167,24 @@ def conclude_run(
             report(TOPIC, f"{name}: {value}")
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
+    _record(run, history_uri, job_name)
     tracked.end(job_name, run)
     settings = NotifySettings(**notify)
     # A cancelled run counts as a failure.
-    if settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED):
-        run = replace(run, undelivered=_notify(run, settings))
+    is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
+    if is_due and (undelivered := _notify(run, settings)):
+        run = replace(run, undelivered=undelivered)
+        _record(run, history_uri, job_name)
+    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
+
+
+def _record(run: RunRecord, history_uri: str, job_name: str) -> None:
+    """Writes the record into the history, if there is one: before notifying too, which may take minutes."""
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
 
 
 def _notify(run: RunRecord, notify: NotifySettings) -> dict[str, str]:

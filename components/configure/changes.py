@@ -213,9 +213,8 @@ def detect_changes(
 
     def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
         configured = Configured(changed, source, digest, reason, state, blessed, **objects)
-        return _track(configured, content, settings, job_name, continue_run)
+        return _track(configured, settings, job_name, continue_run)
 
-    content: Fingerprint | None = None
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
     history = champion_directory(history_uri)
@@ -239,15 +238,14 @@ def detect_changes(
     return result(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
-def _track(
-    result: Configured, content: Fingerprint | None, settings: Mapping[str, Any], run: str, continued: str
-) -> Configured:
+def _track(result: Configured, settings: Mapping[str, Any], run: str, continued: str) -> Configured:
     """Logs to MLflow the parameters of a run, and why it trains or not."""
+    data = json.loads(result.state)["data"] if result.state else {}
     why = {"changes": result.reason} if result.changed else {"verdict": "unchanged", "reason": result.reason}
-    known = f"{content.digest} ({content.text})" if content else "not known without a history"
-    tags = {"source": result.source, "source fingerprint": known, **why}
+    known = {"source fingerprint": f"{data['digest']} ({data['text']})"} if data else {}
     continues = Path(continued.rstrip("/").removesuffix("/checkpoints")).name
-    tracked.log(run, methodcaller("parameters", settings), methodcaller("tags", tags), continues=continues)
+    tags = methodcaller("tags", {"source": result.source, **known, **why})
+    tracked.log(run, methodcaller("parameters", settings), tags, continues=continues)
     return result
 
 

@@ -79,7 +79,7 @@ def estimate(
         name, (choices, together, times) = job.task.name, _scale(job, trained)
         own = _dearest(choices, region, rows)
         parts, rate = parts + own, together * sum(part.rate for part in own)
-        rates.append(f"{name} {rate:.2f}")
+        rates.append(f"{name} {'up to ' * (len(choices) > 1)}{rate:.2f}")
         timeouts[name] = seconds(str(job.scheduling.get("timeout", "604800s"))) or math.inf
         most += rate * times * timeouts[name] / 3600
         hours = run.task_s.get(name, 0) / 3600 if run else 0

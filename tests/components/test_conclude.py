@@ -183,6 +183,20 @@ def test_a_record_without_the_field_is_read(tmp_path: Path) -> None:
     assert RunRecord.read(tmp_path).undelivered == {}
 
 
+@pytest.mark.usefixtures("run")
+def test_the_record_is_there_before_a_notification_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notification, "_notify", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish("FAILED", tmp_path / "history")
+
+    assert RunRecord.read(tmp_path / "history" / "runs" / "retrain-1").state == "failed"
+
+
 def test_a_history_that_cannot_be_written_fails_nothing(
     run: Path, tmp_path: Path, events: list[Event]
 ) -> None:

@@ -218,7 +218,7 @@ accelerator_count = 0
         container["args"] += ["--fallback", json.dumps(choices)]
         return estimate(job, {}, "here", None, table)[0][1]
 
-    assert cost(train).startswith("train 13.50 USD an hour")
+    assert cost(train).startswith("train up to 13.50 USD an hour")
     assert "no list price known for n1-standard-8 in us-west1" in cost(train + 'wait = "600s"\n' + elsewhere)
 
 

@@ -106,9 +106,8 @@ class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         if isinstance(error, RestartError):  # within the grace period
             self._run.close(seconds=5.0)
             return
-        status = (
-            "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-        )
+        killed = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        status = "FINISHED" if error is None else killed
         self._run.call(lambda client: self._attempt and client.set_terminated(self._attempt, status))
         owned = self._trial or not (self._pipeline or self._environ.get(tracking.RUN_VARIABLE))
         if owned and error is not None:
