@@ -118,10 +118,10 @@ def test_a_failed_run_shows_why(mlflow_server: MlflowServer, tmp_path: Path) -> 
 def test_a_run_that_ends_before_its_first_task_has_done_anything(
     mlflow_server: MlflowServer, tmp_path: Path
 ) -> None:
-    code, _ = run(mlflow_server, "refused", tmp_path, history_uri="/proc/none")
+    code, _ = run(mlflow_server, "refused-at-once", tmp_path, history_uri="/proc/none")
     assert code == 2
 
-    (shown,) = mlflow_server.runs("refused")
+    (shown,) = mlflow_server.runs("refused-at-once")
     assert (shown["info"]["status"], pairs(shown, "tags")["failed step"]) == ("FAILED", "configure")
 
 
