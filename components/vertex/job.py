@@ -190,8 +190,8 @@ class CustomJobSettings:
             raise SettingsError("location: reading data in another region needs cross_region = true")
         reserved = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
         own = {**vars(self), "reservation_affinity_key": reserved}
-        named = "psc_interface_config encryption_spec_key_name tensorboard persistent_resource_id"
-        for name in (*named.split(), "reservation_affinity_key"):
+        regional = "psc_interface_config", "encryption_spec_key_name", "tensorboard", "persistent_resource_id"
+        for name in (*regional, "reservation_affinity_key"):
             if own[name] and own[name] != getattr(type(self), name, ""):
                 raise SettingsError(f"location: {name} of one region is set, too; leave out one of the two")
 
