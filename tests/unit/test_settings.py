@@ -41,6 +41,8 @@ def test_a_value_out_of_range_is_refused(changes, message):
 def test_learning_rate_zero_keeps_the_default_of_the_model():
     assert settings(hparams={"units": 3}).model_arguments == {"units": 3}
     assert settings(learning_rate=0.1).model_arguments == {"learning_rate": 0.1}
+    # A pipeline's parameter 1.0 arrives as 1, which Keras' optimizers refuse.
+    assert isinstance(settings(learning_rate=1).model_arguments["learning_rate"], float)
 
 
 def test_a_job_dir_holds_what_the_platforms_base_directory_holds():

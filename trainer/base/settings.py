@@ -149,7 +149,7 @@ class TrainSettings:
     @property
     def model_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model function."""
-        chosen = {name: getattr(self, name) for name in ("learning_rate", "label_smoothing")}
+        chosen = {name: float(getattr(self, name)) for name in ("learning_rate", "label_smoothing")}
         return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
 
 
