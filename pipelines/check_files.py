@@ -16,7 +16,7 @@ from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules import load_schedules
 from shardline.pipelines.settings import load, load_image, read_environment
 from shardline.pipelines.spec import read_pipeline
-from shardline.pipelines.tables import PROJECT_SETTINGS, read_settings_file
+from shardline.pipelines.tables import project_settings, read_settings_file
 
 _TOML = (".toml", ".example")
 #: Keys that every study has, and no settings file.
@@ -55,7 +55,7 @@ def read(path: Path, parameters: Mapping[str, Any] | None = None) -> Pipeline:
     Raises PipelineError when it is not a pipeline, and SettingsError when settings cannot be read.
     """
     if path.suffix not in _TOML:
-        image = load_image(PROJECT_SETTINGS) if PROJECT_SETTINGS.is_file() else None
+        image = load_image(file) if (file := project_settings()) else None
         return replace(parse(read_pipeline(path), path, parameters), image=image)
     from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 

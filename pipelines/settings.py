@@ -17,9 +17,9 @@ from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.tables import (
-    PROJECT_SETTINGS,
     check_tables,
     error_prefix,
+    project_settings,
     read_dataclass,
     read_settings_file,
     read_table,
@@ -323,8 +323,7 @@ def load_environment(
     set is "". Raises SettingsError when a value in `needed` is missing, one is malformed, or, unless `needed`
     is empty, one is still a placeholder of the example.
     """
-    if settings is None and PROJECT_SETTINGS.is_file():
-        settings = PROJECT_SETTINGS
+    settings = project_settings(settings)
     values, origins = read_values(settings, flags, environ)
     for name in needed:
         if not values.get(name):

@@ -48,13 +48,21 @@ def error_prefix(prefix: str) -> Iterator[None]:
         raise SettingsError(f"{prefix}{error}") from None
 
 
-def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns a table of a settings file that the compiler ignores; empty where it is missing.
+def project_settings(path: Path | None = None) -> Path | None:
+    """Returns the settings file, by default that of the project in this directory; None without either."""
+    return path or (PROJECT_SETTINGS if PROJECT_SETTINGS.is_file() else None)
+
+
+def read_table(
+    path: Path | None, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Returns a table of a settings file (`project_settings`); empty where one of the two is missing.
 
     The table's keys are the fields of the dataclass `kind`, except those in `leave_out`. Raises SettingsError
-    when the file is missing or not TOML, or a key is unknown or mistyped.
+    when a file that is named is missing or not TOML, or a key is unknown or mistyped.
     """
-    content = read_settings_file(path).get(table, {})
+    path = project_settings(path)
+    content = read_settings_file(path).get(table, {}) if path else {}
     with error_prefix(f"{path}: "):
         check_tables({table: content})
         return read_fields(kind, content, f"{table}.", leave_out=leave_out, whole=False)

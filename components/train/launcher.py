@@ -98,7 +98,7 @@ def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path
     if not name:
         return False
     jobs, request, limit = Platform.of_resource(name).jobs, {"name": name}, seconds(choice["wait"])
-    since, state = 0.0, ""
+    since, state, refused = 0.0, "", None
 
     def cancel() -> None:
         call_api("cancel the training job", jobs.cancel_custom_job, request)
@@ -115,7 +115,12 @@ def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path
                 last["error"] = {"message": f"not there after {limit:,.0f} s"}
                 files.write_json(path, {"resources": tried})
             if "error" in last and state in ("QUEUED", "PENDING", "RUNNING"):
-                cancel()
+                if refused:
+                    raise refused
+                try:
+                    cancel()
+                except PlatformError as error:  # it may have ended since it was read
+                    refused = error
     message = " ".join(job.error.message.split()) or state.lower()
     preempted = choice["strategy"] == "SPOT" and "preempt" in message.lower()
     if "error" not in last and (state == "EXPIRED" or is_shortage(message) or preempted):

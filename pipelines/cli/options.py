@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from shardline.components.text import table
-from shardline.pipelines.tables import PROJECT_SETTINGS
+from shardline.pipelines.tables import project_settings
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
 
@@ -79,7 +79,7 @@ def path_option(
     return click.option(
         name,
         type=PATH,
-        default=lambda: Path(in_project if PROJECT_SETTINGS.is_file() else default),
+        default=lambda: Path(in_project if project_settings() else default),
         help=f"{text}  [default: {in_project} in a project, else {default}]",
     )
 

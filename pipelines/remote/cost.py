@@ -51,8 +51,7 @@ def within_budget(
     environment: Environment, spec: Mapping[str, Any], given: Mapping[str, Any], *, is_shown: bool
 ) -> Rows:
     """Returns the rows of `estimate`, or none where they are neither shown nor compared with a [budget]."""
-    table = read_table(environment.file, "budget", Budget) if environment.file else {}
-    limit = Budget(**table).max_cost
+    limit = Budget(**read_table(environment.file, "budget", Budget)).max_cost
     return estimate(spec, given, environment.location, limit) if is_shown or limit is not None else ()
 
 

@@ -24,6 +24,7 @@ from tests.contract.fake.api import Outcome
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
 from tests.helpers import programs
+from tests.helpers.jobs import eventually
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -108,6 +109,28 @@ def vertex(tmp_path: Path, ends: dict[str, Outcome]) -> Any:
         assert fake.refused == []
 
 
+@pytest.fixture
+def start(vertex: FakeVertex, tmp_path: Path) -> Any:
+    """Starts the launcher, and returns it once it has created a job."""
+    started: list[subprocess.Popen[str]] = []
+
+    def starting(count: int, *jobs: CustomJobSettings) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command(tmp_path, *jobs), env=vertex.environment, text=True)
+        started.append(process)
+        path, pause = tmp_path / "gcp_resources", threading.Event()
+        while process.poll() is None and not (path.is_file() and len(resources(tmp_path)) == count):
+            pause.wait(0.05)
+        return process
+
+    yield starting
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
 def test_after_a_stockout_the_next_machines_train_into_the_same_directory(
     vertex: FakeVertex, ends: dict[str, Outcome], tmp_path: Path
 ) -> None:
@@ -141,6 +164,31 @@ def test_spot_machines_that_do_not_come_are_given_up_before_others_are_asked_for
     calls = [call for call in vertex.services.calls if call != "GetCustomJob"]
     assert calls == ["CreateCustomJob", "CancelCustomJob", "CreateCustomJob"]
     assert resources(tmp_path)[0]["error"]["message"] == "not there after 0 s"
+
+
+def test_a_job_that_ends_while_it_is_given_up_has_ended(
+    vertex: FakeVertex, start: Start, tmp_path: Path
+) -> None:
+    vertex.services.let_wait(is_spot)
+    vertex.services.fail("CancelCustomJob", code_pb2.FAILED_PRECONDITION, delay_s=1.0)
+    process = start(1, replace(SPOT, wait="0s"), ON_DEMAND)
+    eventually(lambda: "CancelCustomJob" in vertex.services.calls)
+    (job,) = vertex.services.jobs.values()
+    job.state = JobState.JOB_STATE_SUCCEEDED
+
+    assert process.wait(30) == 0
+    assert len(vertex.services.jobs) == 1
+
+
+def test_no_job_begins_while_another_cannot_be_cancelled(vertex: FakeVertex, tmp_path: Path) -> None:
+    vertex.services.let_wait(is_spot)
+    vertex.services.fail("CancelCustomJob", code_pb2.PERMISSION_DENIED, "you may not", times=9)
+
+    done = launch(vertex, tmp_path, replace(SPOT, wait="0s"), ON_DEMAND)
+
+    assert done.returncode == EXIT_PLATFORM
+    assert "you may not" in done.stderr
+    assert len(vertex.services.jobs) == 1
 
 
 def test_a_quota_that_is_used_up_is_refused_at_creation(vertex: FakeVertex, tmp_path: Path) -> None:
@@ -201,28 +249,6 @@ def test_when_nothing_is_there_one_line_names_each_choice_and_why(
     assert "no such machine free" in explain(Failure(error=line, is_own_message=True)).cause
     assert "n1-standard-8, 1 NVIDIA_TESLA_T4, SPOT: not there after 0 s" in line
     assert f"n1-standard-8, 1 NVIDIA_TESLA_T4, STANDARD: {STOCKOUT}" in line
-
-
-@pytest.fixture
-def start(vertex: FakeVertex, tmp_path: Path) -> Any:
-    """Starts the launcher, and returns it once it has created a job."""
-    started: list[subprocess.Popen[str]] = []
-
-    def starting(count: int, *jobs: CustomJobSettings) -> subprocess.Popen[str]:
-        process = subprocess.Popen(command(tmp_path, *jobs), env=vertex.environment, text=True)
-        started.append(process)
-        path, pause = tmp_path / "gcp_resources", threading.Event()
-        while process.poll() is None and not (path.is_file() and len(resources(tmp_path)) == count):
-            pause.wait(0.05)
-        return process
-
-    yield starting
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.mark.parametrize("jobs", [(SPOT, ON_DEMAND), (ON_DEMAND, SPOT)])

@@ -127,7 +127,9 @@ def test_mlflow_loads_a_model_of_texts_and_numbers(server: MlflowServer, tmp_pat
     _assert_golden(_predict(server, f"runs:/{run['info']['run_id']}/model"), out)
 
 
-def test_the_alias_follows_the_store(server: MlflowServer, tmp_path: Path) -> None:
+def test_the_alias_follows_the_store(
+    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = _store(tmp_path, "mirrored")
     first = publish_next(write_export(tmp_path / "1", weights=b"1"), store)
     mirror_champion(str(store))
@@ -137,7 +139,10 @@ def test_the_alias_follows_the_store(server: MlflowServer, tmp_path: Path) -> No
     second = champions.require_current(store)
     assert _champion(server, "mirrored") == second.version != first.version
 
-    command = CliRunner().invoke(champion, ["rollback", str(store), "--json"])
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'[tracking]\nmlflow_uri = "{server.uri}"\nexperiment = "registry"\n')
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    command = CliRunner().invoke(champion, ["rollback", str(store), "--json", "--settings", str(settings)])
     assert (command.exit_code, json.loads(command.stdout)["version"]) == (0, first.version)
     assert _champion(server, "mirrored") == first.version
 

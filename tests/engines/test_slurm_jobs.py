@@ -19,20 +19,26 @@ from shardline.trainer.base.errors import CancelledRunError, RunError, SettingsE
 from tests.helpers.jobs import eventually
 from tests.helpers.slurm import Slurm
 
-#: Fails as the worker of a job, with a message of its own; the chief waits.
+#: The chief waits; the worker goes on once the chief has begun as often as itself: a replica that is ended
+#: before its program has begun has no start in the records. Both note their starts in the directory {starts}.
+BOTH_BEGIN = """
+import json, os, pathlib, signal, sys, time
+role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+chief, worker = (pathlib.Path({starts!r}, each) for each in ("chief", "worker"))
+with pathlib.Path({starts!r}, role).open("a") as file:
+    file.write("x")
+if role == "chief":
+    time.sleep(600)
+while not chief.exists() or chief.stat().st_size < worker.stat().st_size:
+    time.sleep(0.05)
+"""
 MISTAKE = """
-import json, os, sys, time
-if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
-    print("train: error: there is no column 'label'; name one")
-    sys.exit(2)
-time.sleep(600)
+print("train: error: there is no column 'label'; name one")
+sys.exit(2)
 """
 KILLED = """
-import json, os, sys, time
-if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
-    print("step 1", flush=True)
-    os.kill(os.getpid(), 9)
-time.sleep(600)
+print("step 1", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 WAITS = "import time; print('begun', flush=True); time.sleep(600)"
 NO_RESTARTS = SlurmSettings(restarts=0)
@@ -52,7 +58,8 @@ def _run(tmp_path: Path, program: str, settings: SlurmSettings, replicas: int = 
 
 
 def test_a_failed_job_is_explained_by_the_message_of_its_replica(slurm: Slurm, tmp_path: Path) -> None:
-    run = _run(tmp_path, MISTAKE, SlurmSettings(restarts=3))
+    program = BOTH_BEGIN.format(starts=str(tmp_path)) + MISTAKE
+    run = _run(tmp_path, program, SlurmSettings(restarts=3))
     with pytest.raises(RunError, match="no column 'label'") as raised:
         follow(RunRecord.read(run).job, run / "replicas" / "train", topic="train")
     record = read_local_record(run)
@@ -72,8 +79,9 @@ def test_a_failed_job_is_explained_by_the_message_of_its_replica(slurm: Slurm, t
 
 def test_a_killed_replica_is_named_with_its_restarts(slurm: Slurm, tmp_path: Path) -> None:
     lines: list[tuple[str, str]] = []
+    job = _job(BOTH_BEGIN.format(starts=str(tmp_path)) + KILLED)
     with pytest.raises(RunError, match="worker-0 ended with SIGKILL") as raised:
-        run_job(_job(KILLED), tmp_path, SlurmSettings(restarts=1), show_line=lambda *line: lines.append(line))
+        run_job(job, tmp_path, SlurmSettings(restarts=1), show_line=lambda *line: lines.append(line))
 
     assert raised.value.exit_code == 1
     assert lines.count(("worker-0", "step 1")) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardline.components.vertex.forms import Form
-from shardline.pipelines.tables import PROJECT_SETTINGS, read_table
+from shardline.pipelines.tables import read_table
 from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
 
@@ -125,6 +125,4 @@ def load_slurm(settings: Path | None) -> SlurmSettings:
     Without a file or a table these are the defaults. Raises SettingsError when the file is missing or not
     TOML, or a key is unknown or wrong.
     """
-    if settings is None and not PROJECT_SETTINGS.is_file():
-        return SlurmSettings()
-    return _Engines(**read_table(settings or PROJECT_SETTINGS, "engine", _Engines)).slurm
+    return _Engines(**read_table(settings, "engine", _Engines)).slurm
