@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
 import signal
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.runs.causes import is_shortage
-from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.components.vertex.forms import seconds
 from shardline.components.vertex.payload import read_payload
 from shardline.trainer.base import files
@@ -28,6 +29,8 @@ from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 #: Seconds between two reads of a job, and the exit code after a failed one: those of GCPC's launcher.
 POLL_S, _EXIT_FAILED = 20.0, 13
+#: Label of a job, by which a launcher finds what an earlier attempt of its task has created.
+_LABEL = "shardline_launcher"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             # SIGTERM waits until the new job is known, which it cancels.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             platform = Platform(options.project, choice["location"] or options.location)
-            tried.append(_create(platform, on_machines(job, choice), choice["name"]))
+            key = hashlib.sha256(f"{path} {len(tried)}".encode()).hexdigest()[:32]
+            tried.append(_create(platform, on_machines(job, choice), choice["name"], key))
             files.write_json(path, {"resources": tried})
 
 
@@ -73,18 +77,26 @@ def on_machines(job: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, 
     return {**job, "job_spec": spec}
 
 
-def _create(platform: Platform, job: Mapping[str, Any], machines: str) -> dict[str, Any]:
-    """Creates a job; returns its resource, with an error where the platform has no such machines."""
+def _create(platform: Platform, job: Mapping[str, Any], machines: str, key: str) -> dict[str, Any]:
+    """Creates a job; returns its resource, with an error where the platform has no such machines.
+
+    A job that has the label `key` has been created before, and the answer was lost.
+    """
     labels = {"machines": machines, "location": platform.location}
     resource = {"resourceType": "CustomJob", "resourceUri": "", "labels": labels}
-    request, create = {"parent": platform.parent, "custom_job": job}, platform.jobs.create_custom_job
-    try:
-        name = call_api("create the training job", create, request, repeatable=False).name
-    except PlatformError as error:
-        if not is_shortage(error.line):
-            raise
-        return resource | {"error": {"message": error.line}}
-    return resource | {"resourceUri": f"https://{platform.host}/v1/{name}"}
+    job = {**job, "labels": {**job.get("labels", {}), _LABEL: key}}
+    create, find = platform.jobs.create_custom_job, platform.jobs.list_custom_jobs
+    wanted = {"parent": platform.parent, "filter": f'labels.{_LABEL}="{key}"'}
+    if not (found := list_all("look for the training job", find, wanted)):
+        request = {"parent": platform.parent, "custom_job": job}
+        try:
+            found = [call_api("create the training job", create, request, repeatable=False)]
+        except PlatformError as error:
+            if is_shortage(error.line):
+                return resource | {"error": {"message": error.line}}
+            if not (found := list_all("look for the training job", find, wanted)):
+                raise
+    return resource | {"resourceUri": f"https://{platform.host}/v1/{found[0].name}"}
 
 
 def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path) -> bool:

@@ -187,7 +187,26 @@ def probe(
     sys.exit(0 if found.agrees else 1)
 
 
+def _read_tracking(_: click.Context, option: click.Parameter, settings: Path | None) -> None:
+    """Sets MLflow's variables to the table [tracking] of the settings, unless they name a server."""
+    from shardline.components.runs.tracked import TrackingSettings
+    from shardline.pipelines.tables import read_table
+    from shardline.trainer.base.tracking import URI_VARIABLE
+
+    if not os.environ.get(URI_VARIABLE):
+        table = read_table(settings, "tracking", TrackingSettings)
+        os.environ.update(TrackingSettings(**table).environment)
+
+
 _NEVER = "never the champion"
+_tracking_option = click.option(
+    "--settings",
+    type=PATH,
+    expose_value=False,
+    callback=_read_tracking,
+    help="Settings file (TOML), whose [tracking] names the MLflow server that follows the champion.  "
+    "[default: settings.toml in a project]",
+)
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")
 
 
@@ -260,9 +279,9 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
     metavar="REASON",
     help="Promote a version that the gate blocked; its record keeps REASON.",
 )
-@settings_option
+@_tracking_option
 @json_option
-def promote(directory: str, version: str, override: str, settings: Path | None, as_json: bool) -> None:
+def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     """Make VERSION the champion in CHAMPION_URI.
 
     VERSION is a name from 'list', latest for the newest, or the directory of a validated model, written with
@@ -270,7 +289,6 @@ def promote(directory: str, version: str, override: str, settings: Path | None, 
     """
     from shardline.components.model_store import champions
 
-    _read_tracking(settings)
     _tell(directory, champions.promote(directory, version, override=override), as_json)
 
 
@@ -283,13 +301,12 @@ def promote(directory: str, version: str, override: str, settings: Path | None, 
     metavar="VERSION",
     help="Version to go back to.  [default: the one that the champion replaced]",
 )
-@settings_option
+@_tracking_option
 @json_option
-def rollback(directory: str, version: str, settings: Path | None, as_json: bool) -> None:
+def rollback(directory: str, version: str, as_json: bool) -> None:
     """Make the version that the champion replaced the champion again."""
     from shardline.components.model_store import champions
 
-    _read_tracking(settings)
     _tell(directory, champions.rollback(directory, version), as_json)
 
 
@@ -313,17 +330,6 @@ def prune(directory: str, keep: int, as_json: bool) -> None:
     removed = champions.prune(directory, keep)
     lines = [f"removed {name}" for name in removed] or ["nothing to remove"]
     show(as_json, {"removed": removed}, *lines)
-
-
-def _read_tracking(settings: Path | None) -> None:
-    """Sets MLflow's variables to the table [tracking] of the settings, unless they name a server."""
-    from shardline.components.runs.tracked import TrackingSettings
-    from shardline.pipelines.tables import read_table
-    from shardline.trainer.base.tracking import URI_VARIABLE
-
-    if not os.environ.get(URI_VARIABLE):
-        table = read_table(settings, "tracking", TrackingSettings)
-        os.environ.update(TrackingSettings(**table).environment)
 
 
 def _tell(directory: str, present: Version, as_json: bool) -> None:

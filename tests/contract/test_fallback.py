@@ -161,7 +161,7 @@ def test_spot_machines_that_do_not_come_are_given_up_before_others_are_asked_for
 
     assert done.returncode == 0, done.stderr
     assert [state for _, _, state in kinds(vertex)] == ["CANCELLED", "SUCCEEDED"]
-    calls = [call for call in vertex.services.calls if call != "GetCustomJob"]
+    calls = [call for call in vertex.services.calls if call not in ("GetCustomJob", "ListCustomJobs")]
     assert calls == ["CreateCustomJob", "CancelCustomJob", "CreateCustomJob"]
     assert resources(tmp_path)[0]["error"]["message"] == "not there after 0 s"
 
@@ -189,6 +189,28 @@ def test_no_job_begins_while_another_cannot_be_cancelled(vertex: FakeVertex, tmp
     assert done.returncode == EXIT_PLATFORM
     assert "you may not" in done.stderr
     assert len(vertex.services.jobs) == 1
+
+
+def test_a_job_whose_creation_lost_its_answer_is_found_by_its_label(
+    vertex: FakeVertex, tmp_path: Path
+) -> None:
+    vertex.services.fail("CreateCustomJob", drop="answer")
+
+    assert launch(vertex, tmp_path, SPOT, ON_DEMAND).returncode == 0
+    (job,) = vertex.services.jobs.values()
+    assert resources(tmp_path)[0]["resourceUri"].endswith(job.name)
+
+    # Killed before it had written the name.
+    (tmp_path / "gcp_resources").unlink()
+    assert launch(vertex, tmp_path, SPOT, ON_DEMAND).returncode == 0
+    assert len(vertex.services.jobs) == 1
+
+
+def test_a_creation_that_did_not_arrive_fails_the_task(vertex: FakeVertex, tmp_path: Path) -> None:
+    vertex.services.fail("CreateCustomJob", drop="request")
+
+    assert launch(vertex, tmp_path, SPOT, ON_DEMAND).returncode == EXIT_PLATFORM
+    assert not vertex.services.jobs
 
 
 def test_a_quota_that_is_used_up_is_refused_at_creation(vertex: FakeVertex, tmp_path: Path) -> None:

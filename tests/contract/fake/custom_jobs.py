@@ -11,6 +11,7 @@ from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
 from tests.contract.fake.api import Outcome, find, location, now, refuse
+from tests.contract.fake.filters import matching
 from tests.contract.fake.rules import faults
 
 #: Seconds for which a look at a running job waits for its end: the launcher would look again after 20 s.
@@ -75,7 +76,7 @@ class CustomJobs:
     def list_custom_jobs(self, request: job_service.ListCustomJobsRequest) -> Any:
         parent = location(request.parent)
         jobs = [job for name, job in self.jobs.items() if name.startswith(f"{parent}/")]
-        return job_service.ListCustomJobsResponse(custom_jobs=jobs)
+        return job_service.ListCustomJobsResponse(custom_jobs=matching(jobs, request.filter, _read))
 
     def cancel_custom_job(self, request: job_service.CancelCustomJobRequest) -> Any:
         job = find(self.jobs, request.name)
@@ -83,3 +84,12 @@ class CustomJobs:
             job.state = JobState.JOB_STATE_CANCELLED
             self._ended[job.name].set()
         return empty_pb2.Empty()
+
+
+def _read(job: CustomJob, name: str) -> Any:
+    """Returns what a filter means by a field of a job."""
+    if name.startswith("labels."):
+        return job.labels.get(name.removeprefix("labels."))
+    if name not in ("display_name", "state", "create_time"):
+        refuse(f"filter: no field {name!r}")
+    return getattr(job, name)
