@@ -116,6 +116,7 @@ def test_fit_logs_settings_and_metrics_by_epoch(
     assert (parameters["epochs"], parameters["replicas"], parameters["seed"]) == ("2", "1", "0")
     assert parameters["learning_rates"] == "[0.01]"
     assert (tags["version.keras"], tags["strategy"]) == (keras.__version__, "one_device")
+    assert "float32" in tags["dataset"]
     for name, values in without.history.items():
         logged = mlflow_server.history(run["info"]["run_id"], name)
         assert logged == [(1, pytest.approx(values[0])), (2, pytest.approx(values[1]))]

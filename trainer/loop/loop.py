@@ -96,6 +96,7 @@ class Training:
         self._run = run
         self._model = model
         self._hooks = hooks
+        self.data = beginning.data
         self.counters = counters
         self._preemption = preemption
         self._watchdog = run.watchdog

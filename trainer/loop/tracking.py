@@ -49,6 +49,7 @@ class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
             **{f"version.{package}": version for package, version in versions().items()},
             "machine": " ".join([platform.node(), *(str(gpu.get("device_name")) for gpu in gpus)]),
             "cluster": str(run.cluster),
+            "dataset": training.data,
             "strategy": run.strategy_name,
         }
         if resumed:
