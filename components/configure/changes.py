@@ -218,11 +218,8 @@ def detect_changes(
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
     history = champion_directory(history_uri)
-    try:
+    with crash.output_errors(f"write to {history}", "choose another history_uri"):
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"cannot write to {history}: {error.strerror}; choose another history_uri"
-        raise crash.output_error(error, what) from None
     content = fingerprint(data)
     if start := training.train_options.get("initial_model"):
         weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"

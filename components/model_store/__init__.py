@@ -205,16 +205,12 @@ def clear(out: Path) -> None:
     A directory never has a verdict on another model, even if this process is killed. Raises SettingsError
     when `out` is a file or cannot be written to.
     """
-    try:
+    with crash.output_errors(f"write to the output directory {out}", "choose another one"):
         out.mkdir(parents=True, exist_ok=True)
         for name in _CLEARED_FILES:
             (out / name).unlink(missing_ok=True)
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)
-    except OSError as error:
-        raise crash.output_error(
-            error, f"cannot write to the output directory {out}: {error.strerror}; choose another one"
-        ) from None
 
 
 def read_part(exported: Path, name: str, kind: type[T]) -> T:

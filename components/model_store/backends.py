@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -58,13 +59,10 @@ class DiskBackend:
     def read(self, name: str) -> TextFile:
         """Returns a text file; a broken link is unreadable, not missing."""
         path = self.path / name
-        try:
+        with crash.output_errors(f"read {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return TextFile(None)
-        except OSError as error:
-            raise crash.output_error(error, f"cannot read {path}: {error.strerror}") from None
-        return TextFile(files.read_text(path, ModelError))
+            return TextFile(files.read_text(path, ModelError))
+        return TextFile(None)
 
     def replace(self, name: str, text: str, seen: TextFile) -> bool:
         """Compares and renames while the lock is held, and removes temporary files of killed processes."""
@@ -83,13 +81,10 @@ class DiskBackend:
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of files and directories in a directory, sorted."""
-        try:
-            return sorted(os.listdir(self.path / directory))
-        except (FileNotFoundError, NotADirectoryError):  # writing reports what is wrong
-            return []
-        except OSError as error:
-            text = f"cannot list {self.path / directory}: {error.strerror}"
-            raise crash.output_error(error, text) from None
+        path = self.path / directory
+        with crash.output_errors(f"list {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(os.listdir(path))
+        return []  # writing reports what is wrong
 
     def is_file(self) -> bool:
         """Returns whether there is a file where the directory should be."""
@@ -116,13 +111,10 @@ class DiskBackend:
 
     def remove(self, directory: str) -> None:
         """Removes a directory with all that is in it."""
-        try:
-            shutil.rmtree(self.path / directory)
-        except FileNotFoundError:  # removed by another process meanwhile
-            pass
-        except OSError as error:
-            text = f"cannot remove {self.path / directory}: {error.strerror}"
-            raise crash.output_error(error, text) from error
+        path = self.path / directory
+        # Another process may have removed it meanwhile.
+        with crash.output_errors(f"remove {path}"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:
@@ -155,14 +147,9 @@ class DiskBackend:
         finally:
             os.close(descriptor)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> AbstractContextManager[None]:
         """Converts an OSError into a message that the directory cannot be written to."""
-        try:
-            yield
-        except OSError as error:
-            text = f"cannot write to {self.path}: {error.strerror}; choose another champion_uri"
-            raise crash.output_error(error, text) from None
+        return crash.output_errors(f"write to {self.path}", "choose another champion_uri")
 
 
 def _lock(descriptor: int, path: Path) -> None:

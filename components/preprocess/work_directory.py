@@ -215,7 +215,7 @@ def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterato
                 out.rmdir()
 
     with contextlib.ExitStack() as stack:
-        try:
+        with crash.output_errors(f"write the dataset {out}"):
             if work.is_remote:
                 work = WorkDirectory(out, stack.enter_context(_scratch()))
             stack.callback(remove_empty)
@@ -226,8 +226,6 @@ def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterato
                     work.guard = (_LOCK, name)
             else:
                 stack.enter_context(disk_lock(work.path / _LOCK, shared=shared))
-        except OSError as error:
-            raise crash.output_error(error, f"cannot write the dataset {out}: {error.strerror}") from None
         yield work
 
 

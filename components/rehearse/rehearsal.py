@@ -66,16 +66,11 @@ def rehearse_run(
         record_dataset(history["history_uri"], history["fingerprint"], dataset.uri)
     tracked.log_dataset(job_name, manifest, lambda: render_card(Path(dataset.path), manifest))
     directory = champion_directory(base)
-    try:
+    advice = "give the run's service account access to it, or another base_output_directory"
+    with crash.output_errors(f"write to {base}", advice):
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".rehearsal-"):
             pass
-    except OSError as error:
-        text = (
-            f"cannot write to {base}: {error.strerror}; give the run's service account access to it, or "
-            "another base_output_directory"
-        )
-        raise crash.output_error(error, text) from None
     if continue_run:
         _copy_checkpoints(continue_run, base, job_name, checked)
     rehearse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from shardline.trainer.base import files
@@ -91,6 +93,16 @@ def output_error(failure: OSError, text: str) -> ShardlineError:
     """Returns a RunError with the text where the machine failed, a SettingsError where the path is wrong."""
     text = files.with_space(text, failure.filename or ".")
     return (RunError if failure.errno in _MACHINE_FAILURES else SettingsError)(text)
+
+
+@contextlib.contextmanager
+def output_errors(action: str, advice: str = "") -> Iterator[None]:
+    """Raises an OSError as `output_error` does, with the text "cannot ACTION: REASON; ADVICE"."""
+    try:
+        yield
+    except OSError as error:
+        text = f"cannot {action}: {error.strerror}{advice and f'; {advice}'}"
+        raise output_error(error, text) from None
 
 
 def _write_crash_file(failure: Exception) -> str:
