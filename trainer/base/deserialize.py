@@ -71,24 +71,27 @@ def read_fields(
     leave_out: Collection[str] = (),
     also: Collection[str] = (),
     whole: bool = True,
+    strict: bool = True,
 ) -> dict[str, Any]:
-    """Returns what a person wrote for the fields of a dataclass, each value checked against its type.
+    """Returns the values of the fields of a dataclass, each checked against its type.
 
     Args:
         kind: The dataclass.
-        values: Values by key, as a person wrote them.
+        values: Values by key.
         prefix: Prefix of a key in messages, such as "train.".
         leave_out: Fields that may not be set.
         also: Further keys that are allowed, and read elsewhere.
         whole: Whether fields without a default are required.
+        strict: Whether a person wrote the values; else unknown keys are ignored.
     """
     known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
-    check_keys(values, [*known, *also], prefix)
+    if strict:
+        check_keys(values, [*known, *also], prefix)
     if whole and (missing := [name for name in _required(kind) if name in known and name not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
     try:
         return {
-            key: _convert(known[key], value, f"{prefix}{key}", strict=True)
+            key: _convert(known[key], value, f"{prefix}{key}", strict=strict)
             for key, value in values.items()
             if key in known
         }
@@ -171,13 +174,7 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
     if is_record:
         wanted = f" with {', '.join(field_types(kind))}" if strict else ""
         content = _check_instance(value, Mapping, f"a mapping{wanted}", name)
-        if strict:
-            return kind(**read_fields(kind, content, f"{name}."))
-        if missing := [each for each in _required(kind) if each not in content]:
-            raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
-        hints = {each: hint for each, hint in field_types(kind).items() if each in content}
-        prefix = f"{name}.".lstrip(".")
-        return kind(**{each: _convert(hint, content[each], prefix + each) for each, hint in hints.items()})
+        return kind(**read_fields(kind, content, f"{name}.".lstrip("."), strict=strict))
     if origin is tuple:
         items = _check_instance(value, list | tuple, f"a list{_items_text(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
