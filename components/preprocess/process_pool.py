@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from shardline.components.storage.prefetch import RETRIES, take_retry_count
 from shardline.trainer.base import crash, errors
@@ -41,7 +41,7 @@ _NUMBER_BYTES, _MOST_NUMBERS = 4, 1024
 _GRACE_SECONDS = 10.0
 
 
-class Processes:
+class Processes(contextlib.AbstractContextManager["Processes"]):
     """This process and the workers that make up `count` with it. A context manager.
 
     Workers start at once and import the modules of their jobs, to be ready when the items are known.
@@ -64,9 +64,6 @@ class Processes:
             )
             for _ in range(count - 1)
         ]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         os.close(self._numbers)

@@ -6,11 +6,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -56,7 +56,7 @@ class ImageLocation:
     changed: int = 0
 
 
-class ImageReader:
+class ImageReader(AbstractContextManager["ImageReader"]):
     """Reads encoded images; files that hold many of them stay open. A context manager.
 
     A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
@@ -70,9 +70,6 @@ class ImageReader:
         self._prefixes: dict[int, bytes] = {}
         self._is_prefetching = False
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -124,9 +121,7 @@ class ImageReader:
         ):
             yield from self._one_by_one(block, size)
             return
-        file = self._files.get(location)
-        if file is None:
-            file = self._open(location)
+        file = self._file(location)
         last = np.flatnonzero(np.diff(np.cumsum(lengths) // size)) + 1
         for start, end in pairwise([0, *last.tolist(), block.count]):
             sizes = lengths[start:end].tolist()
@@ -159,9 +154,7 @@ class ImageReader:
             return self._read_span(location, offset, length, key)
 
     def _read_span(self, location: int, offset: int, length: int, key: bytes) -> bytes:
-        file = self._files.get(location)
-        if file is None:
-            file = self._open(location)
+        file = self._file(location)
         try:
             data = os.pread(file, length, offset)
         except OSError as error:
@@ -170,8 +163,10 @@ class ImageReader:
             raise changed_error(key_text(key), "became shorter")
         return data
 
-    def _open(self, number: int) -> int:
-        """Opens the file of a location that holds many images."""
+    def _file(self, number: int) -> int:
+        """Returns the open file of a location that holds many images."""
+        if (known := self._files.get(number)) is not None:
+            return known
         if len(self._files) >= _OPEN_FILES:
             self.close()
         location = self._locations[number]
@@ -206,7 +201,7 @@ class ImageReader:
         return data
 
 
-class ImageLocator:
+class ImageLocator(AbstractContextManager["ImageLocator"]):
     """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
 
     `locations` are those found so far, by number.
@@ -223,9 +218,6 @@ class ImageLocator:
         self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=max_pixels)
         self._stack = ExitStack()
         self._reader = self._stack.enter_context(ImageReader(self.locations, spool, sys.maxsize))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

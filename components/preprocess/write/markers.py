@@ -14,9 +14,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +144,7 @@ class LabelCounts:
         return {label.name: tally(label, self._values[label.name]) for label in self._labels}
 
 
-class ShardUpload:
+class ShardUpload(AbstractContextManager["ShardUpload"]):
     """Moves or uploads shards and writes their markers, while the next are written. A context manager."""
 
     def __init__(self, work: WorkDirectory) -> None:
@@ -153,9 +154,6 @@ class ShardUpload:
         self._markers: list[tuple[Marker, bytes]] = []
         self._lock = threading.Lock()
         self._saved = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, tee
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -215,7 +215,7 @@ def infrequent_gc() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-class ShardFile:
+class ShardFile(contextlib.AbstractContextManager["ShardFile"]):
     """A file that is written in large blocks: `size` and `checksum` are of what was written."""
 
     def __init__(self, path: Path, compression: str) -> None:
@@ -241,9 +241,6 @@ class ShardFile:
             pieces += frame + start, content, tail + checksum
         self._write(pieces)
         return size
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Writes the rest and fsyncs the file."""

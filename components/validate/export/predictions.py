@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -294,7 +294,7 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-class CleanProcess:
+class CleanProcess(contextlib.AbstractContextManager["CleanProcess"]):
     """A process without Shardline that loads exports, and answers requests in order, in parallel to this."""
 
     def __init__(self) -> None:
@@ -354,9 +354,6 @@ class CleanProcess:
         if cause := answer.get("error"):
             raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
         return list(answer["predictions"])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
