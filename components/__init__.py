@@ -15,12 +15,13 @@ Its folders may import `shardline.trainer`, KFP and GCPC; they know no schedules
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from shardline.trainer.base.plugins import installed_version
 
 if TYPE_CHECKING:
     from shardline.components.vertex.job import CustomJobSettings
@@ -92,11 +93,8 @@ def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
 @functools.cache
 def default() -> Components:
     """Returns the components in the image that settings/local.toml names."""
-    try:
-        version = importlib.metadata.version("shardline")
-    except importlib.metadata.PackageNotFoundError:
-        return with_image("shardline")
-    return with_image(f"shardline:{version}")
+    version = installed_version("shardline")
+    return with_image(f"shardline:{version}" if version else "shardline")
 
 
 _NAMES = tuple(field.name for field in fields(Components))

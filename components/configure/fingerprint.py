@@ -21,7 +21,6 @@ from shardline.components.model_store.champions import current
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
-from shardline.components.runs.record import installed_version
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import File, files_below, find_files, match_files
 from shardline.components.text import size as size_text
@@ -69,7 +68,7 @@ def fingerprint(settings: PreprocessSettings) -> Fingerprint:
     form, _, rest = settings.source.partition(":")
     if settings.source == "digits" or (form == "tfds" and not settings.data_dir):
         package = "tensorflow-datasets" if form == "tfds" else "scikit-learn"
-        if version := installed_version(package):
+        if version := plugins.installed_version(package):
             return Fingerprint(known_by="version", digest=version, text=f"{package} {version}")
         return Fingerprint(known_by="", digest="", text=f"{package} is not installed")
     if form == "bigquery":
@@ -151,7 +150,7 @@ def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
     versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in plugins.packages(plugins_of(parameters).values()):
         versions[name] = _digest(plugins.python_files(name))
-    return versions | {name: version for name in _LIBRARIES if (version := installed_version(name))}
+    return versions | {name: version for name in _LIBRARIES if (version := plugins.installed_version(name))}
 
 
 def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import load, restore
 from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.base.plugins import installed_version as installed_version
 
 #: States of a run; all but "running" are final.
 State = Literal["running", "succeeded", "failed", "cancelled"]
@@ -318,11 +318,3 @@ def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
             links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}
             found["links"] = {name: uri for name, uri in links.items() if uri}
     return found
-
-
-def installed_version(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -143,6 +143,16 @@ def python_files(package: str) -> Iterator[Path]:
         yield from sorted(Path(spec.origin).parent.glob("*.py"))
 
 
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    from importlib import metadata  # takes 40 ms, so not in every process
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def describe(error: BaseException) -> str:
     """Returns one line with an exception of a user's code, its file and line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())

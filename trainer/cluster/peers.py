@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import importlib.metadata
 import json
 import re
 import secrets
@@ -29,6 +28,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
@@ -67,22 +67,16 @@ _RULES = {
 def peer_config(settings: TrainSettings, fingerprint: str, gpus: int) -> PeerConfig:
     """Returns what must be the same on all replicas: settings, dataset, versions, number of GPUs."""
     unshared = (*PATH_SETTINGS, "evaluator")
+    packages = ("shardline", "tensorflow", "keras")
     shared = {name: value for name, value in asdict(settings).items() if name not in unshared}
     config: PeerConfig = {
         "settings": shared,
         "dataset": {"fingerprint": fingerprint},
         "devices": {"GPUs": gpus},
-        "versions": {name: _version(name) for name in ("shardline", "tensorflow", "keras")},
+        "versions": {name: installed_version(name) or "none" for name in packages},
     }
     plain: PeerConfig = json.loads(json.dumps(config, default=repr))  # as the peers receive it
     return plain
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return "none"
 
 
 def describe_difference(name: str, own: PeerConfig, other: str, theirs: PeerConfig) -> str:
