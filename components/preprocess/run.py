@@ -174,17 +174,15 @@ def _completed_manifest(
 ) -> Manifest | None:
     """Returns the dataset of an earlier run that is complete but for the cleaning up; else None."""
     complete = work_directory.is_published(work) or (not overwrite and (work.out / MANIFEST_FILE).exists())
-    if not complete:
-        work_directory.check(work.out, overwrite=overwrite)
-        return None
-    manifest = manifests.load(work.out)
-    schema = schemas.read(settings.schema).digest if settings.schema else ""
-    recorded = finishing.recorded_settings(settings, schema)
-    if (manifest.source, manifest.settings) == (settings.source, recorded):
-        work.remove()
-        progress.report(_TOPIC, f"{work.out} is already complete")
-        return manifest
-    work.publishing.unlink(missing_ok=True)
+    if complete:
+        manifest = manifests.load(work.out)
+        schema = schemas.read(settings.schema).digest if settings.schema else ""
+        recorded = finishing.recorded_settings(settings, schema)
+        if (manifest.source, manifest.settings) == (settings.source, recorded):
+            work.remove()
+            progress.report(_TOPIC, f"{work.out} is already complete")
+            return manifest
+        work.publishing.unlink(missing_ok=True)
     work_directory.check(work.out, overwrite=overwrite)  # another run may have written here in the meantime
     return None
 

@@ -20,9 +20,9 @@ from shardline.trainer.base.errors import DivergedError, ModelError, SettingsErr
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.keras_compat.keras_internals import (
     accumulators,
-    current_rates,
     optimizers,
     random_state,
+    updating_optimizers,
 )
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -276,11 +276,12 @@ class TrainingState:
             return snapshot
         packed = self._callbacks.pack(snapshot)
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
-        rates = [float(keras.ops.convert_to_numpy(rate)) for rate in current_rates(self._model)]
+        updating = updating_optimizers(self._model)
+        rates = sum(float(keras.ops.convert_to_numpy(each.learning_rate)) for each in updating)
         trained = {id(variable) for variable in self._model.trainable_variables}
         names = [name for name, variable in self._variables.items() if id(variable) in trained]
         squares = float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
-        table = collectives.gather_values([digest, len(packed), squares, sum(rates)])
+        table = collectives.gather_values([digest, len(packed), squares, rates])
         if len({row[3] for row in table}) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "

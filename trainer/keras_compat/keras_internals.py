@@ -207,11 +207,6 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
     return [(variable, average) for variable, average in pairs if average is not None]
 
 
-def current_rates(model: keras.Model) -> list[Any]:
-    """Returns the learning rates of the next update of a model's optimizers."""
-    return [optimizer.learning_rate for optimizer in updating_optimizers(model)]
-
-
 def refuse_float8(model: keras.Model) -> None:
     """Raises ModelError for weights that Keras overwrites with their "gradient" on each replica alone."""
     for variable in model.trainable_variables:
