@@ -95,7 +95,7 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
     if not path.lower().endswith(".csv"):
         return "image" in open_table(path)[0].types  # any of the JSON lines may name one
-    with remote_files.as_source_error(path), remote_files.open_text(path) as lines:
+    with remote_files.as_source_error(path), remote_files.as_text(remote_files.open_read(path)) as lines:
         return "image" in lines.readline()
 
 

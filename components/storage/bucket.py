@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -124,14 +125,9 @@ class _Client:
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         """Uses an idle connection, or a new one if that was closed in the meantime."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            return self._get_on(self._open(), path, headers)
-        try:
-            return self._get_on(connection, path, headers)
-        except ConnectionError:
-            return self._get_on(self._open(), path, headers)
+        with contextlib.suppress(IndexError, ConnectionError):
+            return self._get_on(self._idle.pop(), path, headers)
+        return self._get_on(self._open(), path, headers)
 
     def _get_on(self, connection: HTTPConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         try:

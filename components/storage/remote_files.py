@@ -228,12 +228,10 @@ def _size_and_mtime(file: BinaryIO) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def open_text(path: str) -> TextIO:
-    """Opens a UTF-8 file for reading, with its line ends; other bytes become surrogates, as in file names."""
+def as_text(file: Any) -> TextIO:
+    """Reads an open file as UTF-8, with its line ends; other bytes become surrogates, as in file names."""
     # Spreadsheets write a byte-order mark.
-    return io.TextIOWrapper(
-        io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
-    )
+    return io.TextIOWrapper(io.BufferedReader(file), "utf-8-sig", "surrogateescape", newline="")
 
 
 def lines(text: TextIO, path: str) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import operator
 import os
@@ -271,7 +270,7 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
     with csv_text.open_decompressed(path) as plain:
-        text = io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
+        text = remote_files.as_text(plain)
         lines = (line for line in remote_files.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
             what = f"{path!r}, row {number}"
