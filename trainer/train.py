@@ -110,7 +110,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         known = examples.explain(error, directory, run.manifest) or run.peers.explain(error)
         raise known or error from error
     except ShardlineError as error:
-        raise run.peers.explain_cause(error) or error from error.__cause__
+        raise run.peers.explain(error.__cause__) or error from error.__cause__
 
 
 def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:

@@ -140,12 +140,11 @@ class WorkDirectory:
     def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:
         """Copies files of the work directory in a bucket to scratch, in parallel; returns the errors."""
 
-        def copy(name: str) -> int:
+        def copy(name: str) -> None:
             remote_files.fetch(str(self.path / name), str(directory / Path(name).name))
-            return 1
 
         directory.mkdir(exist_ok=True)
-        copied = ordered_map(copy, names, size=int, in_flight=CONCURRENT_COPIES)
+        copied = ordered_map(copy, names, size=lambda _: 1, in_flight=CONCURRENT_COPIES)
         return [each for each in copied if isinstance(each, Exception)]
 
     def unfinished_files(self) -> list[Path]:
@@ -158,14 +157,13 @@ class WorkDirectory:
         self.check()
         kept = {self.publishing, *([self.path / _LOCK] if self.is_remote else [])}
 
-        def remove(path: Path) -> int:
+        def remove(path: Path) -> None:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-            return 1
 
-        for _ in ordered_map(remove, {*self.path.glob("*")} - kept, size=int):
+        for _ in ordered_map(remove, {*self.path.glob("*")} - kept, size=lambda _: 1):
             pass
 
 

@@ -81,8 +81,7 @@ def _is_below(path: str, directory: str) -> bool:
 def _mounts() -> Iterator[tuple[str, str]]:
     """Yields the directory and the type of every mounted file system (proc_pid_mountinfo(5))."""
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().splitlines()
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except OSError:
         return
     for line in lines:

@@ -225,7 +225,7 @@ class Peers:
         while chief and accepts_connections(chief) and time.monotonic() < deadline:
             time.sleep(_PROBE_INTERVAL_S)
 
-    def explain(self, error: BaseException) -> RunError | None:
+    def explain(self, error: BaseException | None) -> RunError | None:
         """Returns the error for a lost peer that an error of TensorFlow is about; None for any other."""
         text = str(error)
         markers = ("Collective ops is aborted by", LostPeerError.__name__)
@@ -243,10 +243,6 @@ class Peers:
             time.sleep(0 if lost else _PROBE_INTERVAL_S)
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it has ended or hangs; see its own log")
-
-    def explain_cause(self, error: BaseException) -> RunError | None:
-        """Returns the error for a lost peer that caused another error, such as one of building the model."""
-        return self.explain(error.__cause__) if error.__cause__ else None
 
 
 def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:

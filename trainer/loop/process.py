@@ -88,7 +88,7 @@ class Process:
         try:
             yield
         except ShardlineError as error:
-            raise self.peers.explain_cause(error) or error from error.__cause__
+            raise self.peers.explain(error.__cause__) or error from error.__cause__
         except Exception as error:
             raise self.peers.explain(error) or explain(error) or error from error
 

@@ -7,10 +7,11 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,7 +25,7 @@ from shardline.trainer.loop.step import Logs
 _EMPTY: Any = ("", (), [], {})
 
 
-class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+class Tracking(keras.callbacks.Callback, AbstractContextManager["Tracking"]):  # type: ignore[misc]  # keras has no types
     """Logs settings, metrics by epoch and the end of a training, the end of the context. For the chief."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, pipeline: str = "") -> None:
@@ -96,9 +97,6 @@ class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         for path in paths:
             if self._run is not None:
                 self._run.file(path, "training")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Ends the run, unless it is to be continued, or a pipeline's or another's."""

@@ -267,13 +267,12 @@ def upload_plan(plan: Plan, work: WorkDirectory) -> None:
         (work.path / name).unlink(missing_ok=True)
     with_retries(lambda path: path.mkdir(exist_ok=True), work.path / _ROWS)
 
-    def upload(name: str) -> int:
+    def upload(name: str) -> None:
         remote_files.upload(work.scratch / name, work.path / name, before=work.check)
-        return 1
 
     names = [f"{_ROWS}/{shard.file}" for shard in plan.shards]
     names += [path.name for path in (work.spool, work.rejected) if path.exists()]
-    for uploaded in ordered_map(upload, names, size=int, in_flight=CONCURRENT_COPIES):
+    for uploaded in ordered_map(upload, names, size=lambda _: 1, in_flight=CONCURRENT_COPIES):
         if isinstance(uploaded, Exception):
             raise uploaded
     (work.scratch / _PLANNED).write_text(xxhash.xxh3_128_hexdigest(work.plan.read_bytes()))

@@ -144,11 +144,8 @@ def measure_formats(
     out: Path, formats: Iterable[str], examples: Examples, exported: Assessment
 ) -> Assessment:
     """Returns the assessment of an export with measurements of its formats in `out` on the same examples."""
-    converted = []
-    for name in formats:
-        report("validate", f"evaluating {FORMATS[name].file} on the same examples")
-        converted.append(_measure(name, out, examples, exported))
-    return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(converted)))
+    converted = tuple(_measure(name, out, examples, exported) for name in formats)
+    return replace(exported, evaluation=replace(exported.evaluation, formats=converted))
 
 
 def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
@@ -158,6 +155,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
     from shardline.components.validate.export.signatures import REQUESTS, time_calls
     from shardline.trainer.data.decode import parse_batch
 
+    report("validate", f"evaluating {FORMATS[name].file} on the same examples")
     manifest = examples.manifest
     (label,) = manifest.labels
 
