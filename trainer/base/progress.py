@@ -178,11 +178,10 @@ class Meter:
         """Bytes of the remaining records, as many as those so far had on average; 0 if not known."""
         return self._bytes / max(self._done, 1) * (self._total - self._done)
 
-    def advance(self, records: int, size: int = 0, *, rejected: int = 0) -> None:
-        """Counts processed records, their bytes, and rejected records."""
+    def advance(self, records: int, size: int = 0) -> None:
+        """Counts processed records, and their bytes."""
         self._done += records
         self._bytes += size
-        self._rejected += rejected
         now = time.monotonic()
         if now - self._reported < _INTERVAL_SECONDS:
             return
