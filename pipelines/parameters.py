@@ -24,12 +24,11 @@ from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.pipelines.plain_secrets import secret_kind
-from shardline.pipelines.spec import RETRAIN, TUNE, declared_parameters, defaults
+from shardline.pipelines.spec import RETRAIN, TUNE, all_tasks, declared_parameters, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
 from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError, page
-from shardline.trainer.base.plugins import import_string
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53
@@ -210,7 +209,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     gate = read(GateSettings, own_fields(GateSettings, values), "gate")
     if known := data.known_labels:
         gate.gate.for_labels(known)
-    function = import_string(training.model)
+    function = plugins.import_string(training.model)
     if here:
         if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
@@ -248,8 +247,7 @@ def rehearsal_arguments(
     """
     inputs = [
         task["inputs"]["parameters"]
-        for component in (spec["root"], *spec.get("components", {}).values())
-        for name, task in component.get("dag", {}).get("tasks", {}).items()
+        for name, task in all_tasks(spec)
         if name == "rehearse" and spec["pipelineInfo"]["name"] in OWN_PIPELINES
     ]
     if not inputs:

@@ -200,12 +200,17 @@ def _default(name: str, value: Any, kind: str) -> Any:
     raise PipelineError(f"the default of the parameter {name} is {value!r}, which is not a whole number")
 
 
+def all_tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the tasks of all DAGs of a pipeline, each after its name."""
+    for component in (spec["root"], *mapping_at(spec, "components").values()):
+        yield from mapping_at(component, "dag", "tasks").items()
+
+
 def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
     """Whether a task runs after others have failed (exit handlers, ignore_upstream_failure)."""
     return any(
         task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
-        for component in (spec["root"], *spec["components"].values())
-        for task in component.get("dag", {}).get("tasks", {}).values()
+        for _, task in all_tasks(spec)
     )
 
 

@@ -14,7 +14,7 @@ kfp/local, unless another path is named.
   (kfp/__init__.py): `skip_client_import`.
 * Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
   `pipelinechannel--TASK--NAME`; else the condition counts as false and the pipeline succeeds without its
-  tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
+  tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_condition`,
   and `SkippedConditions` for what still cannot be evaluated.
 * An importer's gs:// becomes /gcs/, although tasks write elsewhere (importer_handler.py, `get_importer_uri`):
   `resolve_imports_in`.
@@ -31,7 +31,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,20 +141,11 @@ def failed_task(text: str) -> str | None:
     return match[1] if match else None
 
 
-def components_with_tasks(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the root and every component that is a DAG."""
-    for component in (spec["root"], *spec.get("components", {}).values()):
-        if "dag" in component:
-            yield component
-
-
-def name_outputs_in_conditions(spec: dict[str, Any]) -> None:
-    """Writes `pipelinechannel--TASK-NAME` in conditions as `pipelinechannel--TASK--NAME`."""
-    for component in components_with_tasks(spec):
-        for task in component["dag"]["tasks"].values():
-            policy = task.get("triggerPolicy", {})
-            for name, item in task.get("inputs", {}).get("parameters", {}).items():
-                output = item.get("taskOutputParameter")
-                if output and "condition" in policy:
-                    channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
-                    policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")
+def name_outputs_in_condition(task: dict[str, Any]) -> None:
+    """Writes `pipelinechannel--TASK-NAME` in a task's condition as `pipelinechannel--TASK--NAME`."""
+    policy = task.get("triggerPolicy", {})
+    for name, item in task.get("inputs", {}).get("parameters", {}).items():
+        output = item.get("taskOutputParameter")
+        if output and "condition" in policy:
+            channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
+            policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")

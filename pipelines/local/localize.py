@@ -10,7 +10,6 @@ the task with that output, since kfp.local does not infer it.
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import json
 import re
@@ -24,11 +23,11 @@ from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,
-    components_with_tasks,
-    name_outputs_in_conditions,
+    name_outputs_in_condition,
     split_installation,
 )
 from shardline.pipelines.local.process import start
+from shardline.pipelines.spec import all_tasks
 from shardline.trainer.base.errors import PipelineError
 
 _GOOGLE = "google_cloud_pipeline_components.container"
@@ -83,7 +82,7 @@ def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str
         PipelineError: When a placeholder has no meaning on this machine, or a name cannot be a file name.
     """
     _check_names(spec)
-    local: dict[str, Any] = _localized(copy.deepcopy(spec), created, is_value=False)
+    local: dict[str, Any] = localize_value(spec, created=created, is_value=False)
     for executor in local["deploymentSpec"]["executors"].values():
         container = mapping_at(executor, "container")
         if not container:
@@ -98,7 +97,6 @@ def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str
         if start.forkable_program(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
     _adapt_tasks(local, spec)
-    name_outputs_in_conditions(local)
     _drop_unset(local, set(passed))
     return local
 
@@ -111,23 +109,22 @@ def stub_name(container: Mapping[str, Any]) -> str:
 def _adapt_tasks(local: dict[str, Any], spec: dict[str, Any]) -> None:
     """Adds dependencies on tasks whose outputs a task takes, as compilers do not; retries do not wait."""
     executors = spec["deploymentSpec"]["executors"]
-    for component in components_with_tasks(local):
-        for task in component["dag"]["tasks"].values():
-            producers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
-            if not producers <= {*list_at(task, "dependentTasks")}:
-                task["dependentTasks"] = sorted(producers.union(list_at(task, "dependentTasks")))
-            used = local["components"].get(task["componentRef"]["name"], {})
-            executor = executors.get(used.get("executorLabel"), {})
-            if _is_custom_job(executor) and "retryPolicy" in task:
-                task["retryPolicy"]["backoffDuration"] = "0s"
-            elif any("shardline.components" in part for part in list_at(executor, "container", "command")):
-                task.pop("retryPolicy", None)
+    for _, task in all_tasks(local):
+        producers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
+        if not producers <= {*list_at(task, "dependentTasks")}:
+            task["dependentTasks"] = sorted(producers.union(list_at(task, "dependentTasks")))
+        used = local["components"].get(task["componentRef"]["name"], {})
+        executor = executors.get(used.get("executorLabel"), {})
+        if _is_custom_job(executor) and "retryPolicy" in task:
+            task["retryPolicy"]["backoffDuration"] = "0s"
+        elif any("shardline.components" in part for part in list_at(executor, "container", "command")):
+            task.pop("retryPolicy", None)
+        name_outputs_in_condition(task)
 
 
 def _check_names(spec: dict[str, Any]) -> None:
     """Refuses names of tasks and outputs that cannot be parts of paths in the run directory."""
-    dags = components_with_tasks(spec)
-    named = [("task", name) for component in dags for name in component["dag"]["tasks"]]
+    named = [("task", name) for name, _ in all_tasks(spec)]
     for component in (spec["root"], *spec["components"].values()):
         outputs = component.get("outputDefinitions", {})
         named += [("output", name) for kind in ("artifacts", "parameters") for name in outputs.get(kind, {})]
@@ -148,30 +145,28 @@ def _is_custom_job(executor: Any) -> bool:
     return stub_name(mapping_at(executor, "container")) == "CustomJob"
 
 
-def localize_value(value: Any, *, created: str = _EPOCH) -> Any:
-    """Returns a parameter's value with the platform's placeholders replaced by local values.
+def localize_value(value: Any, *, created: str = _EPOCH, is_value: bool = True) -> Any:
+    """Returns a copy of a parameter's value with the platform's placeholders replaced by local values.
+
+    `is_value` is False for a part of the IR, in which only what is below _VALUE_KEYS are values.
 
     Raises:
         PipelineError: When a placeholder has no meaning on this machine.
     """
-    return _localized(value, created, is_value=True)
-
-
-def _localized(node: Any, created: str, *, is_value: bool) -> Any:
-    if isinstance(node, list):
-        return [_localized(item, created, is_value=is_value) for item in node]
-    if isinstance(node, dict):
+    if isinstance(value, list):
+        return [localize_value(item, created=created, is_value=is_value) for item in value]
+    if isinstance(value, dict):
         return {
-            key: _localized(item, created, is_value=is_value or key in _VALUE_KEYS)
-            for key, item in node.items()
+            key: localize_value(item, created=created, is_value=is_value or key in _VALUE_KEYS)
+            for key, item in value.items()
         }
-    if not isinstance(node, str) or not is_value:
-        return node
+    if not isinstance(value, str) or not is_value:
+        return value
     local = _LOCAL_VALUES | dict.fromkeys(_TIMES, created)
-    for match in _PLACEHOLDER.finditer(node):
+    for match in _PLACEHOLDER.finditer(value):
         if match[1] not in local and not _RESOLVED_BY_KFP.match(match[1]):
             raise PipelineError(f"the placeholder {match[0]} cannot be resolved on this machine")
-    return _PLACEHOLDER.sub(lambda match: local.get(match[1], match[0]), node)
+    return _PLACEHOLDER.sub(lambda match: local.get(match[1], match[0]), value)
 
 
 def _drop_unset(spec: dict[str, Any], passed: set[str]) -> None:
@@ -179,8 +174,8 @@ def _drop_unset(spec: dict[str, Any], passed: set[str]) -> None:
 
     An input that one DAG does not pass on is unset in the DAGs inside it: repeats until nothing changes.
     """
-    dags, dropped = list(components_with_tasks(spec)), True
-    tasks = [task for dag in dags for task in dag["dag"]["tasks"].values()]
+    dags = [each for each in (spec["root"], *spec["components"].values()) if "dag" in each]
+    tasks, dropped = [task for _, task in all_tasks(spec)], True
     while dropped:
         dropped = False
         for dag in dags:

@@ -19,7 +19,7 @@ from shardline.components.vertex.payload import literal_string, mapping_at, whol
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing_error
-from shardline.pipelines.spec import declared_parameters, defaults
+from shardline.pipelines.spec import all_tasks, declared_parameters, defaults
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
@@ -221,7 +221,6 @@ def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
 def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
     """Returns a pipeline with caching on, or off, in every task."""
     changed = copy.deepcopy(dict(spec))
-    for component in (changed["root"], *changed["components"].values()):
-        for task in component.get("dag", {}).get("tasks", {}).values():
-            task["cachingOptions"] = {"enableCache": True} if enabled else {}
+    for _, task in all_tasks(changed):
+        task["cachingOptions"] = {"enableCache": True} if enabled else {}
     return changed
