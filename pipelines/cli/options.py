@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import importlib.util
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from shardline.components.text import table
+from shardline.pipelines.local.terminal import foreground as foreground
 from shardline.pipelines.tables import project_settings
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
-
-if TYPE_CHECKING:
-    from shardline.pipelines.local.terminal import Terminal
 
 _HELP = {
     "project": "Google Cloud project.",
@@ -246,56 +242,6 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
 
     return with_proofs
-
-
-#: Largest number of replicas on one machine.
-MOST_REPLICAS = 100
-
-network_option = click.option(
-    "--network",
-    type=click.Choice(["auto", "isolated", "host"]),
-    default="auto",
-    envvar="SHARDLINE_NETWORK",
-    show_envvar=True,
-    show_default=True,
-    help="Network of several replicas: isolated, the host's, or auto: isolated if the kernel allows it.",
-)
-inject_option = click.option(
-    "--inject",
-    "injections",
-    multiple=True,
-    metavar="FAILURE",
-    help="Inject a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
-)
-
-
-#: Modules of the extra `local` that every local run needs, and those for Shardline's pipelines.
-EVERY_RUN = ("psutil", "rich")
-OUR_RUNS = (*EVERY_RUN, "numpy", "tensorflow", "keras", "sklearn", "jinja2", "PIL", "matplotlib")
-
-
-def require_local(modules: Iterable[str]) -> None:
-    """Raises SettingsError, with the missing modules and the extra, when modules are not installed."""
-    if absent := [name for name in modules if not _is_installed(name)]:
-        raise SettingsError(
-            f"a local run needs {', '.join(absent)}, which is not installed: pip install 'shardline[local]'"
-        )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-@contextlib.contextmanager
-def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
-    """Shows the progress of this process on a stream, by default standard output."""
-    from shardline.pipelines.local.terminal import open_terminal
-
-    with open_terminal(stream) as terminal, progress.sink(terminal.show):
-        yield terminal
 
 
 def pairs(

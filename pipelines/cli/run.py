@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,23 +17,64 @@ import click
 
 from shardline.components.runs.record import PIPELINE_FILE, REPLICAS, RUN_VARIABLE
 from shardline.pipelines.cli.options import (
-    EVERY_RUN,
-    MOST_REPLICAS,
-    OUR_RUNS,
     PATH,
     engine_options,
     foreground,
-    inject_option,
-    network_option,
     parameter_options,
-    require_local,
     runs_dir_option,
 )
 from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from shardline.pipelines.cli.slurm import Submission
     from shardline.pipelines.engines.slurm.script import BatchJob
+
+#: Largest number of replicas on one machine.
+_MOST_REPLICAS = 100
+
+_network_option = click.option(
+    "--network",
+    type=click.Choice(["auto", "isolated", "host"]),
+    default="auto",
+    envvar="SHARDLINE_NETWORK",
+    show_envvar=True,
+    show_default=True,
+    help="Network of several replicas: isolated, the host's, or auto: isolated if the kernel allows it.",
+)
+_inject_option = click.option(
+    "--inject",
+    "injections",
+    multiple=True,
+    metavar="FAILURE",
+    help="Inject a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
+)
+_ps_option = click.option(
+    "--ps",
+    type=click.IntRange(0, _MOST_REPLICAS),
+    default=0,
+    show_default=True,
+    help="Parameter servers; they need workers.",
+)
+
+#: Modules of the extra `local` that every local run needs, and those for Shardline's pipelines.
+_EVERY_RUN = ("psutil", "rich")
+_OUR_RUNS = (*_EVERY_RUN, "numpy", "tensorflow", "keras", "sklearn", "jinja2", "PIL", "matplotlib")
+
+
+def _require_local(modules: Iterable[str]) -> None:
+    """Raises SettingsError, with the missing modules and the extra, when modules are not installed."""
+    if absent := [name for name in modules if not _is_installed(name)]:
+        raise SettingsError(
+            f"a local run needs {', '.join(absent)}, which is not installed: pip install 'shardline[local]'"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @click.command()
@@ -44,8 +86,8 @@ if TYPE_CHECKING:
     "--abandoned", is_flag=True, help="With --resume: the run is recorded as running, but has ended."
 )
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 if the model is not blessed.")
-@network_option
-@inject_option
+@_network_option
+@_inject_option
 @functools.partial(engine_options, own=("runs_dir",))
 def run(
     pipeline: Path | None,
@@ -67,7 +109,7 @@ def run(
     --resume starts a new run with the pipeline and the parameters of a failed run, unless you set others, and
     continues training from a copy of its checkpoints.
     """
-    require_local(EVERY_RUN)
+    _require_local(_EVERY_RUN)
     from shardline.components.runs.directory import find_run
     from shardline.pipelines.local.record import FailedRun
     from shardline.pipelines.local.run import run_pipeline
@@ -148,17 +190,8 @@ def _show_jobs(slurm: Submission, spec: Mapping[str, Any], parameters: Mapping[s
             click.echo(batch_script(pools_job(custom_job, place), slurm.settings))
 
 
-_ps_option = click.option(
-    "--ps",
-    type=click.IntRange(0, MOST_REPLICAS),
-    default=0,
-    show_default=True,
-    help="Parameter servers; they need workers.",
-)
-
-
 @click.command()
-@click.argument("replicas", type=click.IntRange(1, MOST_REPLICAS), metavar="N")
+@click.argument("replicas", type=click.IntRange(1, _MOST_REPLICAS), metavar="N")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
@@ -172,7 +205,7 @@ _ps_option = click.option(
 @click.option(
     "--logs", type=PATH, metavar="DIR", help="Directory of the logs.  [default: a temporary directory]"
 )
-@network_option
+@_network_option
 @click.option(
     "--strategy/--no-strategy",
     default=None,
@@ -201,7 +234,7 @@ def launch(
       shardline launch 2 -- program.py --epochs 3
       shardline launch 2 --restarts 1 -m -- package.program --epochs 3
     """  # noqa: D301  # click wants the character itself
-    require_local(EVERY_RUN)
+    _require_local(_EVERY_RUN)
     from shardline.pipelines.engines.slurm.engine import batch_job
     from shardline.pipelines.local import launch as launching
 
@@ -222,15 +255,15 @@ def launch(
 @click.argument("out", type=PATH)
 @click.option(
     "--replicas",
-    type=click.IntRange(1, MOST_REPLICAS),
+    type=click.IntRange(1, _MOST_REPLICAS),
     default=1,
     show_default=True,
     help="Training replicas: a chief, the rest workers.",
 )
 @_ps_option
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
-@network_option
-@inject_option
+@_network_option
+@_inject_option
 @engine_options
 @click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
 def train(
@@ -256,7 +289,6 @@ def train(
     from shardline.pipelines.local.job.supervisor import run_job
     from shardline.trainer import task
     from shardline.trainer.base import plugins
-    from shardline.trainer.base.plugins import import_string
     from shardline.trainer.data import manifest as manifests
     from shardline.trainer.loop import fail_fast_marker
 
@@ -266,7 +298,7 @@ def train(
     # Refuses mistakes before any replica starts.
     given = task.parse(arguments)
     manifests.load(Path(given.dataset))
-    plugins.check_reference(import_string(given.model), "model")
+    plugins.check_reference(plugins.import_string(given.model), "model")
     failures = [parse_injection(text) for text in injections]
     job = CustomJob.with_roles(
         [slurm.settings.python if slurm else sys.executable, "-m", "shardline.trainer.task", *arguments],
@@ -299,7 +331,7 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
 
     spec = load_pipeline(pipeline)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
-        require_local(OUR_RUNS)
+        _require_local(_OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES and "champion_uri" not in parameters:
         # Models of different data or labels do not replace each other.

@@ -20,7 +20,7 @@ from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.record import directory_name, link_latest, make_directory
-from shardline.pipelines.local.terminal import open_terminal
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RestartError, SettingsError, ShardlineError
 
@@ -101,7 +101,7 @@ class Submission:
         jobs = self._submit(make_jobs, record, directory)
         link_latest(directory)
         shown = str(directory).removeprefix(f"{Path.cwd()}/")
-        with open_terminal(stream) as terminal, progress.sink(terminal.show):
+        with foreground(stream) as terminal:
             progress.report(pipeline, f"submitted as job {', then '.join(jobs)}, in {shown}")
             if self.detach:
                 progress.report(pipeline, f"'shardline status {shown} --wait' watches it")

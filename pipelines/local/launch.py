@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.terminal import open_terminal
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 
@@ -70,7 +70,7 @@ def launch(
         strategy=strategy,
     )
     directory = Path(tempfile.mkdtemp(prefix="shardline-launch-") if logs is None else logs)
-    with open_terminal() as terminal, progress.sink(terminal.show):
+    with foreground() as terminal:
         progress.report("launch", f"logs in {directory}")
         run_job(job, directory, topic="launch", show_line=terminal.line, network=network)
 

@@ -30,6 +30,13 @@ def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterat
         terminal.close()
 
 
+@contextlib.contextmanager
+def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
+    """Shows the progress of this process on a stream, by default standard output."""
+    with open_terminal(stream) as terminal, progress.sink(terminal.show):
+        yield terminal
+
+
 class Terminal:
     """Plain lines; progress events are shown every two seconds, and the last one."""
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from shardline.components.runs.directory import find_run
 from shardline.components.runs.record import directory_lock
-from shardline.pipelines.cli import options
+from shardline.pipelines.cli import run as run_commands
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.record import FailedRun
 from shardline.trainer.base import progress
@@ -212,7 +212,7 @@ def test_options_that_belong_together(runs: Path) -> None:
 def test_a_run_without_the_extra_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
-    monkeypatch.setattr(options, "_is_installed", lambda module: module != absent)
+    monkeypatch.setattr(run_commands, "_is_installed", lambda module: module != absent)
 
     result = shardline("run", ROOT / "compiled" / "retrain.yaml", "--runs-dir", tmp_path / "runs")
 
