@@ -7,7 +7,7 @@ https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-v
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ ROLES = ("chief", "worker", "ps", "evaluator")
 
 #: Replaces `{{$.json_escape[1]}}`, which kfp.local refuses, in a localized pipeline.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
+
+#: Gets the name of a replica and each line of its output.
+ShowLine = Callable[[str, str], None]
 
 _EMPTY_SLOT = PoolSpec(dict(EMPTY_POOL))
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shardline.components.runs import slurm_job
 from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
@@ -34,26 +34,6 @@ _PAUSE_S = 2.0
 _NOWHERE = "its record does not name the machine on which it runs"
 
 
-class Engine(Protocol):
-    """What can be asked about one run, wherever it is."""
-
-    @property
-    def asked(self) -> str:
-        """Who is asked to end it."""
-
-    def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state and its tasks now; while `watching`, waits for the end of an outage."""
-
-    def record(self) -> RunRecord:
-        """Returns its record, with results and explanation."""
-
-    def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
-        """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all."""
-
-    def cancel(self) -> tuple[bool, PlatformRun]:
-        """Asks for its end, unless it has ended; returns whether it did, and the run before that."""
-
-
 @dataclass(frozen=True)
 class DirectoryRun:
     """A run directory, whose processes are those of a machine, or jobs of Slurm."""
@@ -62,7 +42,7 @@ class DirectoryRun:
 
     @property
     def asked(self) -> str:
-        """Slurm, or the run's process."""
+        """Who is asked to end it: Slurm, or the run's process."""
         return "Slurm" if RunRecord.read(self.directory).job else "its process"
 
     def read(self, *, watching: bool = False) -> PlatformRun:
@@ -85,9 +65,10 @@ class DirectoryRun:
         return read_local_record(self.directory)
 
     def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
-        """Yields what its tasks have printed; reports why it follows no longer where the end is not known.
+        """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all.
 
-        Jobs without a pipeline have no log of tasks: their replicas' are shown, "3/chief-0" of an element.
+        Reports why it follows no longer where the end is not known. Jobs without a pipeline have no log of
+        tasks: their replicas' are shown, "3/chief-0" of an element.
         """
         record = None
         with contextlib.suppress(SettingsError):  # the log of a damaged record can be read
@@ -113,7 +94,10 @@ class DirectoryRun:
             time.sleep(_PAUSE_S)
 
     def cancel(self) -> tuple[bool, PlatformRun]:
-        """Ends its jobs, or its process by SIGTERM; SettingsError for a process of another machine."""
+        """Ends its jobs, or its process by SIGTERM, unless it has ended.
+
+        Returns whether it did, and the run before; raises SettingsError for a process of another machine.
+        """
         before, record = self.read(), RunRecord.read(self.directory)
         if before.has_ended:
             return False, before
@@ -146,7 +130,7 @@ class VertexRun:
     asked = "the platform"
 
     def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks."""
+        """Returns its state, and those of its tasks; while `watching`, waits for the end of an outage."""
         return read_run(self.platform, self.run, watching=watching)
 
     def record(self) -> RunRecord:
@@ -160,8 +144,12 @@ class VertexRun:
         return read_platform_log(self.platform, self.run, task, pool, follow=follow)
 
     def cancel(self) -> tuple[bool, PlatformRun]:
-        """Asks the platform to cancel it."""
+        """Asks the platform to cancel it, unless it has ended; returns whether it did, and the run before."""
         return cancel_run(self.platform, self.run)
+
+
+#: One run, wherever it is; what can be asked about it has the same names.
+Engine = DirectoryRun | VertexRun
 
 
 def newest_here(runs_dir: Path, limit: int) -> list[tuple[str, PlatformRun]]:

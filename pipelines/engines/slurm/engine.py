@@ -20,8 +20,7 @@ from shardline.components.runs.causes import Failure, exit_meaning
 from shardline.components.runs.slurm_job import ID_FILE, SCRIPT_FILE, SlurmJob, describe
 from shardline.components.runs.slurm_run import job_failure, job_record, log_names
 from shardline.components.vertex.job import SEVEN_DAYS_S
-from shardline.pipelines.engines import custom_job
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.engines.custom_job import ROLES, CustomJob, ShowLine
 from shardline.pipelines.engines.slurm.replica import write_job
 from shardline.pipelines.engines.slurm.script import POOLS_FILE, BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
@@ -34,8 +33,6 @@ from shardline.trainer.base.errors import (
     SettingsError,
     ShardlineError,
 )
-
-ShowLine = Callable[[str, str], None]
 
 #: What sbatch says of a job that it would refuse again; other refusals may be of limits or rights.
 _MISTAKE = re.compile(
@@ -65,7 +62,7 @@ def pools_job(job: CustomJob, directory: Path, elements: int = 0) -> BatchJob:
 
     Commands of components are whole programs, which would make the script unreadable.
     """
-    roles = zip(custom_job.ROLES, job.worker_pools, strict=False)
+    roles = zip(ROLES, job.worker_pools, strict=False)
     tasks = {role: pool.replicas for role, pool in roles if pool.replicas}
     return BatchJob(name=job.display_name, tasks=tasks, directory=directory.absolute(), elements=elements)
 
@@ -77,9 +74,7 @@ def submit(job: BatchJob, settings: SlurmSettings) -> str:
     when it refuses it for another reason, or is not reached.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
-    script = job.directory / SCRIPT_FILE
-    files.write_text(script, batch_script(job, settings))
-    answer = _sbatch("--parsable", str(script))
+    answer = _sbatch(job, settings, "--parsable")
     job_id = answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
     files.write_text(job.directory / ID_FILE, job_id)
     return job_id
@@ -89,14 +84,14 @@ def check(settings: SlurmSettings) -> None:
     """Asks Slurm, which starts nothing, whether it takes jobs with these settings; raises as `submit`."""
     with tempfile.TemporaryDirectory() as directory:
         job = BatchJob(name="check", tasks={"chief": 1}, directory=Path(directory), command=("true",))
-        script = job.directory / SCRIPT_FILE
-        files.write_text(script, batch_script(job, settings))
-        _sbatch("--test-only", str(script))
+        _sbatch(job, settings, "--test-only")
 
 
-def _sbatch(*words: str) -> str:
+def _sbatch(job: BatchJob, settings: SlurmSettings, option: str) -> str:
+    script = job.directory / SCRIPT_FILE
+    files.write_text(script, batch_script(job, settings))
     try:
-        return slurm_job.run_slurm(["sbatch", *words])
+        return slurm_job.run_slurm(["sbatch", option, str(script)])
     except PlatformError as error:
         if _MISTAKE.search(str(error)):
             raise SettingsError(f"{error}; correct [engine.slurm]") from None
@@ -111,14 +106,7 @@ def limited(job: CustomJob, settings: SlurmSettings) -> SlurmSettings:
     return replace(settings, restarts=0) if job.disable_retries else settings
 
 
-def run_job(
-    job: CustomJob,
-    directory: Path,
-    settings: SlurmSettings,
-    *,
-    topic: str = "train",
-    show_line: ShowLine = lambda name, line: None,
-) -> None:
+def run_job(job: CustomJob, directory: Path, settings: SlurmSettings, *, show_line: ShowLine) -> None:
     """Submits a job and follows it to its end; an exception in between, as of a stop signal, cancels it.
 
     Raises:
@@ -128,8 +116,8 @@ def run_job(
     logs.skip()
     directory.mkdir(parents=True, exist_ok=True)
     write_job(job, directory / POOLS_FILE)
-    with submitted(pools_job(job, directory), limited(job, settings), topic) as job_id:
-        follow(job_id, directory, topic=topic, logs=logs)
+    with submitted(pools_job(job, directory), limited(job, settings), "train") as job_id:
+        follow(job_id, directory, topic="train", logs=logs)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from shardline.pipelines.engines import custom_job as cluster
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.engines.custom_job import CustomJob, ShowLine
 from shardline.pipelines.engines.environment import own_environment
-from shardline.pipelines.local.process import start
+from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import progress, tracking
@@ -75,9 +75,6 @@ class LineBuffer:
     def flush(self) -> list[str]:
         """Returns the last line when the stream has ended without a line end."""
         return self.feed(b"\n") if self._rest else []
-
-
-ShowLine = Callable[[str, str], None]
 
 
 class ReplicaOutput:
@@ -183,15 +180,11 @@ class Replica:
         """Suspends its processes, but not its guardian, which must notice the death of its parent."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._paused = psutil.Process(self._pid).children(recursive=True)
-        for process in self._paused:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
+        processes.signal_all(self._paused, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Resumes its processes."""
-        for process in self._paused:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+        processes.signal_all(self._paused, signal.SIGCONT)
         self._paused = []
 
     def finish(self) -> int:

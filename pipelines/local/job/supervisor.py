@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardline.pipelines.engines import custom_job as cluster
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.engines.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
-from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, make_launches
+from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, make_launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network, pass_connections
 from shardline.pipelines.local.process.processes import ProcessFailedError

@@ -21,12 +21,11 @@ import optuna
 from shardline.components.runs.logs import own_error
 from shardline.components.runs.slurm_job import SlurmJob, end_message, read_job, run_slurm
 from shardline.components.vertex.payload import PoolSpec, list_at
-from shardline.pipelines.engines.custom_job import CustomJob, parse_payload
+from shardline.pipelines.engines.custom_job import CustomJob, ShowLine, parse_payload
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.replica import write_job
 from shardline.pipelines.engines.slurm.script import POOLS_FILE
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
-from shardline.pipelines.local.job.replica import ShowLine
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError

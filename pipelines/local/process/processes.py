@@ -99,10 +99,10 @@ def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] |
     `with_variable`, a name and a value, limits this to processes with that environment variable.
     """
     remaining = _descendants(with_variable)
-    _signal_all(remaining, signal.SIGTERM)
+    signal_all(remaining, signal.SIGTERM)
     psutil.wait_procs(remaining, timeout=grace)
     while remaining := _descendants(with_variable):
-        _signal_all(remaining, signal.SIGKILL)
+        signal_all(remaining, signal.SIGKILL)
         psutil.wait_procs(remaining, timeout=1)
 
 
@@ -136,8 +136,9 @@ def _descendants(with_variable: tuple[str, str] | None) -> list[psutil.Process]:
     return alive
 
 
-def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
-    for process in remaining:
+def signal_all(targets: list[psutil.Process], signum: int) -> None:
+    """Sends a signal to those of the processes that have not ended."""
+    for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signum)
 

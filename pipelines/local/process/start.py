@@ -116,20 +116,17 @@ def _short_address(path: str) -> Iterator[str]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
+def fork_server_for(launches: Sequence[Launch]) -> contextlib.AbstractContextManager[str]:
     """Finds the fork server of the run, or starts one for a job with more than one forkable replica.
 
-    Yields the path of the server's socket; "" where there is none.
+    The context yields the path of the server's socket; "" where there is none.
     """
     programs = [program for launch in launches if (program := forkable_program(launch.command))]
     if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # a single one gains nothing
-        yield path or ""
-        return
+        return contextlib.nullcontext(path or "")
     modules = ["shardline.trainer.train", *(["kfp.dsl.executor"] if programs[0].source else [])]
     shared = {name: value for name, value in launches[0].env.items() if name not in PLATFORM_VARIABLES}
-    with fork_server(shared, *modules) as path:
-        yield path
+    return fork_server(shared, *modules)
 
 
 def spawn(server: str, launch: Launch, output: int, control: int) -> int:
