@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.gcp_resources:
             path = Path(options.gcp_resources)
             path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(path, {"resources": resources})
+            files.write_json(path, {"resources": resources or []})  # as of launchers that create nothing
 
 
-def _custom_job(options: argparse.Namespace) -> Resources:
+def _custom_job(options: argparse.Namespace) -> None:
     job, logs = parse_payload(options.payload, options.executor_input), _logs(options)
     if options.slurm:
         with processes.stop_on_signals():
@@ -72,7 +72,6 @@ def _custom_job(options: argparse.Namespace) -> Resources:
     else:
         injections = [parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()]
         run_job(job, logs, show_line=_print_line, injections=injections)
-    return []
 
 
 def _tuning_job(options: argparse.Namespace) -> Resources:
@@ -110,59 +109,55 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         ) from None
 
 
-def _upload(options: argparse.Namespace) -> Resources:
+def _upload(options: argparse.Namespace) -> None:
     request, parent = _request(options), options.parent_model_name
     what = f"as a new version of {parent}" if parent else "as a new model"
     _report_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
     # Without a resourceName: later tasks see that there is no such model.
-    return _write_artifact(options, "model", "local:not-uploaded")
+    _write_artifact(options, "model", "local:not-uploaded")
 
 
-def _endpoint(options: argparse.Namespace) -> Resources:
+def _endpoint(options: argparse.Namespace) -> None:
     name = _request(options)["display_name"]
     _report_only("deploy", f"no endpoint {name!r} is created; on Vertex AI it would be")
-    return _write_artifact(
-        options, "endpoint", "local:not-created", {"resourceName": f"a new endpoint {name!r}"}
-    )
+    _write_artifact(options, "endpoint", "local:not-created", {"resourceName": f"a new endpoint {name!r}"})
 
 
-def _deployment(options: argparse.Namespace) -> Resources:
+def _deployment(options: argparse.Namespace) -> None:
     request = _request(options)
     machines = request["deployed_model"]["dedicated_resources"]
     count = f"{machines['min_replica_count']} to {machines['max_replica_count']}"
     where = f"to {request['endpoint']}, on {count} {machines['machine_spec']['machine_type']}"
-    return _report_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
+    _report_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
 
 
-def _prediction(options: argparse.Namespace) -> Resources:
+def _prediction(options: argparse.Namespace) -> None:
     request = _request(options)
     sources = ", ".join(request["input_config"]["gcs_source"]["uris"])
     target = request["output_config"]["gcs_destination"]["output_uri_prefix"]
-    return _report_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
+    _report_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
 
 
-def _email(options: argparse.Namespace) -> Resources:
+def _email(options: argparse.Namespace) -> None:
     recipients = ", ".join(json.loads(options.executor_input)["inputs"]["parameterValues"]["recipients"])
-    return _report_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
+    _report_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
 
 
-def _report_only(topic: str, message: str) -> Resources:
+def _report_only(topic: str, message: str) -> None:
     report(topic, f"a local run: {message}")
-    return []  # as of launchers that have created nothing
 
 
 def _write_artifact(
     options: argparse.Namespace, name: str, uri: str, metadata: Mapping[str, str] | None = None
-) -> Resources:
+) -> None:
     """Writes the output artifact of a launcher."""
     from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
 
     update_output_artifact(options.executor_input, name, uri, metadata or {})
-    return []
 
 
 #: Topic and function of each stub, by the launcher's --type.
-_STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
+_STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] = {
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
     "UploadModel": ("register", _upload),
