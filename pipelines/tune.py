@@ -7,7 +7,6 @@ from kfp import dsl
 
 from shardline.components.preprocess.component import preprocess
 from shardline.components.tune.component import best_trial, plan_study, tuning_job
-from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import TUNE
 from shardline.pipelines.steps import (
@@ -100,15 +99,9 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
 
 
 def job_arguments(settings: Settings) -> dict[str, Any]:
-    """Returns the fields of the tuning job that are fixed when the pipeline is compiled.
-
-    Raises SettingsError when a label is not allowed, or the name would break the launcher's payload.
-    """
+    """Returns the fields of the tuning job that are fixed when the pipeline is compiled."""
     arguments = settings.train.arguments
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root
     if settings.train.strategy != "FLEX_START":
         arguments["max_wait_duration"] = ""  # the API refuses it with any other strategy
-    display_name = settings.train.display_name or TUNE
-    check_pasted_text("display_name", display_name)
-    check_labels(settings.train.tags)
-    return {"display_name": display_name, **arguments}
+    return {"display_name": settings.train.display_name or TUNE, **arguments}

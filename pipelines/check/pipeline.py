@@ -66,15 +66,12 @@ class Pipeline:
     environment: Mapping[str, Any] = field(default_factory=dict)
     image: ImageSettings | None = None
 
+    where = "pipeline"  # its name in a finding
+
     @property
     def name(self) -> str:
         """The pipeline's name."""
         return str(mapping_at(self.spec, "pipelineInfo").get("name") or "")
-
-    @property
-    def where(self) -> str:
-        """Name of the pipeline in a finding."""
-        return "pipeline"
 
     @property
     def components(self) -> dict[str, Any]:

@@ -150,10 +150,9 @@ def _examine(
     if not local:
         from shardline.pipelines import settings as compiled
         from shardline.pipelines.remote import doctor as platform
-        from shardline.pipelines.settings import load_environment
 
         try:
-            environment = load_environment(settings, flags, os.environ)
+            environment = compiled.load_environment(settings, flags, os.environ)
             known = compiled.load(environment.file) if environment.file else None
         except SettingsError:
             yield from here.examine(runs_dir, toy=False)  # it needs no settings

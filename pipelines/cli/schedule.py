@@ -65,12 +65,10 @@ def apply(
     wanted = list(_wanted(environment, file, declared, names, proofs, dry_run))
     known = list_schedules(environment.platform)
     now = datetime.datetime.now(datetime.UTC)
-    done = []
+    content = []
     for item, request, proof in wanted:
         named = [other for other in known if other.get("displayName") == item.display_name]
-        done.append((make_plan(item, request, named, now), proof))
-    content = []
-    for plan, proof in done:
+        plan = make_plan(item, request, named, now)
         kept = plan.existing[0] if plan.existing and not plan.steps else None
         if not dry_run:
             kept = apply_plan(environment.platform, plan)
@@ -86,7 +84,7 @@ def apply(
         *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
         *([] if declared else [f"{file} declares no schedules"]),
     )
-    if check and any(plan.steps for plan, _ in done):
+    if check and any(about["requests"] for about in content):
         sys.exit(EXIT_FAILED)
 
 

@@ -90,10 +90,8 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 
         read = environments.load(settings)
         content = environments.load_image(settings) or ImageSettings(name=read.image)
-        if variant == "control":
-            content = dataclasses.replace(content, variant=variant)
-        else:
-            content = dataclasses.replace(content, variant=variant or content.variant)
+        content = dataclasses.replace(content, variant=variant or content.variant)
+        if variant != "control":
             content = content.with_variant_for(read.accelerators)
         command(image=Image.of(content.name, tags=tags, variant=content.variant), content=content, **values)
 

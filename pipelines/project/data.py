@@ -226,11 +226,8 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
 
 def _is_mixed(counts: Counter[str]) -> bool:
     """Whether texts are nearly all numbers: preprocessing asks whether the others are mistakes."""
-    return (
-        0.9 * counts.total()
-        <= sum(counts[text] for text in counts if labels.is_number(text))
-        < counts.total()
-    )
+    numbers = sum(counts[text] for text in counts if labels.is_number(text))
+    return 0.9 * counts.total() <= numbers < counts.total()
 
 
 def _label(
