@@ -24,7 +24,6 @@ from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import load, restore
 from shardline.trainer.base.errors import SettingsError, ShardlineError
-from shardline.trainer.base.plugins import installed_version as installed_version
 
 #: States of a run; all but "running" are final.
 State = Literal["running", "succeeded", "failed", "cancelled"]

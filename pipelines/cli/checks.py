@@ -17,7 +17,6 @@ from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
     environment_flags,
-    foreground,
     json_option,
     parameter_options,
     runs_dir_option,
@@ -25,6 +24,7 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
     engine_options,
-    foreground,
     json_option,
     pairs,
     show,
     show_json,
 )
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 

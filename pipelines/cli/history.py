@@ -11,8 +11,9 @@ import click
 
 from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
-from shardline.pipelines.cli.options import CommandGroup, foreground, json_option, show_json, show_table
+from shardline.pipelines.cli.options import CommandGroup, json_option, show_json, show_table
 from shardline.pipelines.cli.runs import Place, local_time, run_options
+from shardline.pipelines.local.terminal import foreground
 
 if TYPE_CHECKING:
     from shardline.components.runs.platform_run import PlatformRun

@@ -16,12 +16,12 @@ from shardline.components.validate.gate.gate import POLICIES, Gate, read_gate
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
-    foreground,
     json_option,
     parameter_options,
     settings_option,
     show,
 )
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 

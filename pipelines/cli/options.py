@@ -16,7 +16,6 @@ import click
 from click.core import ParameterSource
 
 from shardline.components.text import table
-from shardline.pipelines.local.terminal import foreground as foreground
 from shardline.pipelines.tables import project_settings
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable

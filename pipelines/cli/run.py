@@ -19,10 +19,10 @@ from shardline.components.runs.record import PIPELINE_FILE, REPLICAS, RUN_VARIAB
 from shardline.pipelines.cli.options import (
     PATH,
     engine_options,
-    foreground,
     parameter_options,
     runs_dir_option,
 )
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 

@@ -20,7 +20,6 @@ from shardline.pipelines.cli.options import (
     PLATFORM_OPTIONS,
     environment_flags,
     environment_options,
-    foreground,
     json_option,
     pairs,
     parameter_options,
@@ -31,6 +30,7 @@ from shardline.pipelines.cli.options import (
     show_table,
     typed,
 )
+from shardline.pipelines.local.terminal import foreground
 from shardline.pipelines.tables import error_prefix
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 

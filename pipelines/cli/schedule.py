@@ -65,10 +65,11 @@ def apply(
     wanted = list(_wanted(environment, file, declared, names, proofs, dry_run))
     known = list_schedules(environment.platform)
     now = datetime.datetime.now(datetime.UTC)
-    content = []
+    plans, content = [], []
     for item, request, proof in wanted:
         named = [other for other in known if other.get("displayName") == item.display_name]
-        plan = make_plan(item, request, named, now)
+        plans.append((make_plan(item, request, named, now), proof))
+    for plan, proof in plans:
         kept = plan.existing[0] if plan.existing and not plan.steps else None
         if not dry_run:
             kept = apply_plan(environment.platform, plan)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardline.components.runs.record import installed_version
 from shardline.components.text import enumerate_names
+from shardline.trainer.base.plugins import installed_version
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,13 @@ from shardline.components.runs.record import (
     RunRecord,
     State,
     directory_lock,
-    installed_version,
 )
 from shardline.components.text import Rows, duration, table, timestamp
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, ModelError, PipelineError, RunError, ShardlineError
+from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
