@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
 from shardline.components.vertex.client import Platform, call_api, list_all
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -214,10 +215,16 @@ def add_to_experiment(platform: Platform, experiment: str, run: PlatformRun) -> 
     schema = {"schema_title": "system.Experiment", "schema_version": "0.0.1"}
     content = {"display_name": experiment, "metadata": {"experiment_deleted": False}, **schema}
     request = {"parent": store, "context_id": experiment, "context": content}
+    own = {"name": f"{store}/contexts/{experiment}"}
     try:
-        found = call_api(action, api.get_context, {"name": f"{store}/contexts/{experiment}"})
+        found = call_api(action, api.get_context, own)
     except PlatformError:  # there is none, or else the next call says why
-        found = call_api(action, api.create_context, request)
+        try:
+            found = call_api(action, api.create_context, request)
+        except PlatformError as error:
+            if refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
+                raise
+            found = call_api(action, api.get_context, own)  # made by another one meanwhile
     if found.schema_title != schema["schema_title"] or "tensorboard_link" in found.metadata:
         raise PlatformError(f"cannot {action}: {found.name} is a {found.schema_title} that takes no runs")
     call_api(action, api.add_context_children, {"context": found.name, "child_contexts": [context]})

@@ -88,6 +88,14 @@ def test_runs_of_an_experiment_that_is_there_are_added_to_it(fake: FakeVertex) -
     assert list(fake.services.metadata.children("digits")) == ["toy-1", "toy-2"]
 
 
+def test_two_submissions_at_once_share_the_experiment_that_one_of_them_has_made(fake: FakeVertex) -> None:
+    submit("--experiment", "digits")
+    fake.services.fail("GetContext", code_pb2.NOT_FOUND)  # it was made after this question
+
+    assert submit("--experiment", "digits", job_id="toy-2").stderr == ""
+    assert list(fake.services.metadata.children("digits")) == ["toy-1", "toy-2"]
+
+
 def test_the_experiment_of_the_environment_is_that_of_every_run(
     fake: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
