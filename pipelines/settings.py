@@ -119,7 +119,7 @@ def load(path: Path) -> Settings:
     Raises SettingsError when it is missing or not TOML, or a key is unknown, missing or wrong.
     """
     content = read_settings_file(path)
-    for ignored in (TABLE, "budget", "engine"):
+    for ignored in (TABLE, "engine"):
         content.pop(ignored, None)
     with error_prefix(f"{path}: "):
         if build := _read_image(path, content.get("image")):
@@ -224,13 +224,6 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
         raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
     with error_prefix(prefix):
         return WorkerPool(**merged)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a run may cost at most in USD, [budget], by list prices; None for no limit."""
-
-    max_cost: float | None = None
 
 
 #: Placeholders in settings/vertex.toml.example for a user's own names: as a bucket, or as the project of a

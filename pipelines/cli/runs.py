@@ -91,7 +91,6 @@ def submit(
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
-    from shardline.pipelines.remote.cost import within_budget
     from shardline.trainer.base.errors import PlatformError
 
     spec, template_uri, content = read_spec(pipeline)
@@ -100,7 +99,6 @@ def submit(
     check_labels(own := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
     proof = proofs.describe(content)
-    cost = within_budget(environment, spec, parameters, is_shown=how["dry_run"])
     request = submission.job_request(
         environment,
         spec,
@@ -115,7 +113,7 @@ def submit(
     if how["dry_run"]:
         joins = f", in the experiment {environment.experiment}" if environment.experiment else ""
         file = f"{template_uri or pipeline}{joins}"
-        lines = submission.summary(request, parameters, cost, file=file, proof=proof)
+        lines = submission.summary(request, parameters, file=file, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)

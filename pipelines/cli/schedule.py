@@ -62,7 +62,7 @@ def apply(
     if check and not dry_run:
         raise click.UsageError("--check needs --dry-run: it reports whether there are changes to make")
     declared = load_schedules(file)
-    wanted = list(_wanted(environment, file, declared, names, proofs, dry_run))
+    wanted = list(_wanted(environment, file, declared, names, proofs))
     known = list_schedules(environment.platform)
     now = datetime.datetime.now(datetime.UTC)
     plans, content = [], []
@@ -186,12 +186,10 @@ def _wanted(
     declared: dict[str, DeclaredSchedule],
     names: Sequence[str],
     proofs: Proofs,
-    is_shown: bool,
 ) -> Iterator[tuple[DeclaredSchedule, dict[str, Any], str]]:
     """Checks the chosen schedules of a file, and yields each with the request of its runs and its proof."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
-    from shardline.pipelines.remote.cost import within_budget
     from shardline.pipelines.remote.schedules import run_request
 
     for name in names or tuple(declared):
@@ -203,13 +201,10 @@ def _wanted(
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
             proof = proofs.describe(content)
-            cost = within_budget(environment, spec, parameters, is_shown=is_shown)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        for row, text in cost if is_shown else ():
-            click.echo(f"{name}: {row}: {text}", err=True)
         yield wanted, run_request(environment, wanted, spec, parameters, template_uri=template_uri), proof
 
 

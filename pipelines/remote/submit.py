@@ -12,7 +12,7 @@ from typing import Any
 
 from shardline.components.runs.platform_run import PlatformRun, read_run, resource_name, run_of
 from shardline.components.runs.record import CANCELLED, SUCCEEDED
-from shardline.components.text import Rows, facts, truncate
+from shardline.components.text import facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.forms import JOB_ID, check_labels
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
@@ -155,9 +155,7 @@ def job_request(
     return request
 
 
-def summary(
-    request: Mapping[str, Any], parameters: Mapping[str, Any], cost: Rows, *, file: str, proof: str
-) -> str:
+def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: str, proof: str) -> str:
     """Returns a summary of a request of `job_request`; `file` is the pipeline's path or URL."""
     job = mapping_at(request, "pipelineJob")
     pipeline = Pipeline(mapping_at(job, "pipelineSpec"), parameters)
@@ -184,7 +182,6 @@ def summary(
         ("parameters", ", ".join(changed)),
         ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
         *(("training", _machines(item)) for item in custom_jobs),
-        *cost,
         ("tags", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]

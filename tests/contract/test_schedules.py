@@ -314,23 +314,3 @@ def test_nothing_is_touched_where_a_declaration_is_wrong(
     assert result.exit_code == 2
     assert message in result.output
     assert workplace.services.calls == []
-
-
-def test_the_cost_of_a_scheduled_run_is_shown_and_kept_within_a_budget(workplace: FakeVertex) -> None:
-    image = f"{LOCATION}-docker.pkg.dev/{PROJECT}/r/shardline:1"
-    compiled = (Path(__file__).parents[2] / "compiled" / "retrain.yaml").read_text()
-    Path("retrain.yaml").write_text(compiled.replace("shardline:0.1.0", image))
-    parameters = '{ source = "images:gs://acme/photos", champion_uri = "gs://acme/c" }'
-    Path("schedules.toml").write_text(
-        f'[schedules.nightly]\ncron = "{CALM}"\npipeline = "retrain.yaml"\nparameters = {parameters}\n'
-    )
-    shown = shardline("apply", "--dry-run")
-    assert shown.exit_code == 0, shown.output
-    assert "nightly: cost: train " in shown.stderr
-
-    Path("limited.toml").write_text("[budget]\nmax_cost = 50.0\n")
-    workplace.services.calls.clear()
-    refused = shardline("apply", "--settings", "limited.toml")
-    assert refused.exit_code == 2
-    assert "schedules.nightly: [budget] max_cost is 50 USD a run: train " in refused.stderr
-    assert workplace.services.calls == []

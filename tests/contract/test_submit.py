@@ -176,31 +176,8 @@ def test_dry_run_shows_in_some_lines_what_matters(fake: FakeVertex) -> None:
     assert lines["training"] == "chief 1 x n1-standard-8, workers 1 x n1-standard-8 (2 machines)"
     assert "has not run here, in runs" in lines["proof"]
     assert done.stdout.endswith("nothing was sent; --json shows the whole request\n")
-    assert lines["cost"].startswith("train ")
-    assert len(done.stdout.splitlines()) <= 13
+    assert len(done.stdout.splitlines()) <= 11
     assert fake.services.calls == []
-
-
-def test_a_budget_refuses_before_anything_is_sent(fake: FakeVertex) -> None:
-    given = ["source=images:gs://acme/photos", "champion_uri=gs://acme/c"]
-    Path("limited.toml").write_text("[budget]\nmax_cost = 50\n")
-    submit_retrain(*given)  # writes the file
-    command = ["submit", "retrain.yaml", *(f"-p{pair}" for pair in given), "--settings", "limited.toml"]
-
-    for more in ([], ["--dry-run"]):
-        done = shardline(*command, *more)
-        assert done.exit_code == 2, done.output
-        assert re.search(r"at most [\d.]+ USD.*timeouts that fit \(train \d+s\)", done.stderr)
-    assert fake.services.calls == []
-
-    Path("limited.toml").write_text("[budget]\nmax_costs = 50\n")
-    done = shardline(*command)
-    assert "unknown key budget.max_costs; did you mean budget.max_cost?" in done.stderr
-    assert fake.services.calls == []
-
-    Path("limited.toml").write_text("[budget]\nmax_cost = 5000\n")
-    assert shardline(*command).exit_code == 0
-    assert len(fake.services.pipeline_jobs) == 1
 
 
 def test_the_record_of_a_run_has_the_seconds_of_the_tasks_that_ran(fake: FakeVertex) -> None:
