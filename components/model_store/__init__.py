@@ -6,8 +6,7 @@ A validation fills one directory:
     OUT/model.keras       the trained model that was exported, with the settings.json of its training
     OUT/transform/        the transformation of the model's inputs, where training used one
     OUT/training.keys     keys of the training examples, 8 bytes each, where the dataset has keys
-    OUT/model.tflite      the export converted to LiteRT, if requested; model.int8.tflite with 8-bit integers
-                          inside, and model.onnx for ONNX
+    OUT/model.onnx        the export converted to ONNX, if requested; model.tflite for LiteRT
     OUT/profile.json      distributions of the training data (`components.validate.metrics.drift`)
     OUT/export.json       description of the export (`Export`), written when all of these are complete
     OUT/evaluation.json   the evaluation
@@ -34,8 +33,7 @@ from shardline.trainer.data.features import CLASS, LABEL, Label
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
-TFLITE_FILE = "model.tflite"
-INT8_FILE = "model.int8.tflite"
+LITERT_FILE = "model.tflite"
 ONNX_FILE = "model.onnx"
 KEYS_FILE = "training.keys"
 PROFILE_FILE = "profile.json"
@@ -49,7 +47,7 @@ BLESSING_FILE = "blessing.json"
 # The verdict is removed first. Model and settings are not listed: they may be those under validation.
 _CLEARED_FILES = (
     *(BLESSING_FILE, REPORT_FILE, CARD_FILE, CARD_TEXT_FILE),
-    *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, INT8_FILE, TFLITE_FILE),
+    *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, LITERT_FILE),
 )
 
 #: How the headline of a verdict ends.

@@ -19,7 +19,7 @@ from shardline.components.runs import tracked
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
-from shardline.components.validate.export.formats import REPRESENTATIVE, measure_formats
+from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.export.signatures import read_quantiles
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
@@ -80,7 +80,7 @@ def validate(
         gate: Rules that the model must pass.
         champion_uri: Model store, a directory or gs:// URI, for rules that compare with the champion; "" for
             none.
-        formats: Formats into which the model is converted as well, and measured: "onnx", "tflite", "int8".
+        formats: Formats into which the model is converted as well, and measured: "onnx", "litert".
         model_function: The model function that built the model; its module is imported, and registers its
             custom classes. "" imports only Shardline's own.
         run: Name of the run, for the report; "" outside of one.
@@ -155,7 +155,6 @@ def export_trained(
         model_file=model_file,
         samples=take_samples(manifest, dataset),
         formats=formats,
-        representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
         head=heads,
         **options,
     )
@@ -186,7 +185,9 @@ def _measure(
     if export.max_difference is not None:
         metrics["max_difference"] = export.max_difference
     notes = {"golden_difference": golden.description, "constant_labels": "; ".join(constant)}
-    return measure_formats(out, export.formats or (), examples, measured.with_metrics(notes, **metrics))
+    return measure_formats(
+        out, export.formats or (), examples, measured.with_metrics(notes, **metrics), clean
+    )
 
 
 def validate_artifacts(

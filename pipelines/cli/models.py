@@ -84,7 +84,7 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
     "formats",
     multiple=True,
     metavar="FORMAT",
-    help="Convert to this format, too, and evaluate it: onnx, tflite, int8.",
+    help="Convert to this format, too, and evaluate it: onnx, litert.",
 )
 def validate(
     model: Path,

@@ -460,10 +460,10 @@ def test_a_format_without_its_converter_is_said_before_anything_is_trained(photo
     monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
 
     with pytest.raises(SystemExit):
-        look("", f"images:{photos}", formats=["int8"])
+        look("", f"images:{photos}", formats=["litert"])
 
-    assert "int8 needs ai_edge_litert, " in events[-1].text
-    assert "pip install 'shardline[litert]'" in events[-1].text
+    assert "litert needs ai_edge_litert, " in events[-1].text
+    assert "pip install 'shardline[formats]'" in events[-1].text
 
 
 @pytest.mark.parametrize("columns", ["income,label", "image,label"])
@@ -471,14 +471,14 @@ def test_formats_of_a_table_without_images_are_refused_before_anything_is_traine
     (tmp_path / "rows.csv").write_text(f"{columns}\n1,a\n2,b\n")
 
     def found():
-        return look("", f"table:{tmp_path / 'rows.csv'}", formats=["int8"])
+        return look("", f"table:{tmp_path / 'rows.csv'}", formats=["litert"])
 
     if "image" in columns:
         assert found().changed
     else:
         with pytest.raises(SystemExit):
             found()
-        assert "only models of images can be converted to int8, and the data are a table" in events[-1].text
+        assert "only models of images can be converted to litert, and the data are a table" in events[-1].text
 
 
 def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(photos, events):

@@ -522,25 +522,25 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
 
 
 def test_a_converted_model_is_judged_by_its_own_values():
-    int8 = Converted("int8", 0.93, (0.91, 0.95), 0.3, 1.5, 2.5, 0.04)
-    evaluated = dataclasses.replace(evaluation(), formats=(int8,))
+    onnx = Converted("onnx", 0.93, (0.91, 0.95), 0.3, 1.5, 2.5, 0.04)
+    evaluated = dataclasses.replace(evaluation(), formats=(onnx,))
 
     for text, verdict in (
-        ("accuracy[format=int8] >= 0.9", "passed"),
-        ("accuracy[format=int8] >= 0.94", "failed"),
-        ("size_mb[ format = int8 ] <= 1", "passed"),
-        ("latency_p95_ms[format=int8] < 2", "failed"),
-        ("max_difference[format=int8] <= 0.05", "passed"),
+        ("accuracy[format=onnx] >= 0.9", "passed"),
+        ("accuracy[format=onnx] >= 0.94", "failed"),
+        ("size_mb[ format = onnx ] <= 1", "passed"),
+        ("latency_p95_ms[format=onnx] < 2", "failed"),
+        ("max_difference[format=onnx] <= 0.05", "passed"),
     ):
         assert judge_rule(text, evaluated)[0] == verdict
-    assert judge_rule("accuracy[format=int8] >= 0.9", evaluated)[1].rules[0].interval == (0.91, 0.95)
+    assert judge_rule("accuracy[format=onnx] >= 0.9", evaluated)[1].rules[0].interval == (0.91, 0.95)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pr_auc[format=int8] >= 0.9", "there is no metric 'pr_auc' of the slice 'format=int8'"),
-        ("accuracy[format=int8] >= champion", r"accuracy\[format=int8\] is compared with a number"),
+        ("pr_auc[format=onnx] >= 0.9", "there is no metric 'pr_auc' of the slice 'format=onnx'"),
+        ("accuracy[format=onnx] >= champion", r"accuracy\[format=onnx\] is compared with a number"),
         ("drifted <= champion", "drifted is compared with a number"),
         ("drift <= 0.1", "there is no metric 'drift'"),
     ],
@@ -551,10 +551,10 @@ def test_what_cannot_be_said_of_a_converted_model_or_of_drift(text, message):
 
 
 def test_a_rule_about_a_format_that_is_not_made_is_refused():
-    gate = Gate(parse_rules(["size_mb[format=int8] <= 1"]))
+    gate = Gate(parse_rules(["size_mb[format=onnx] <= 1"]))
 
     with pytest.raises(SettingsError, match=r"is not converted; add it to formats, or to --also$"):
-        gate.check_formats(["onnx"])
+        gate.check_formats(["litert"])
 
 
 def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():

@@ -2,8 +2,9 @@
 
 Run by path (`python -I -S clean_process.py DIRECTORY...`): it imports TensorFlow from the directories, then
 removes them from sys.path: neither Shardline nor a package of the model's author can be imported. Each line
-of standard input is the path of a request, {"saved_model": ..., "instances": [...]}; each line of standard
-output the answer, {"request": NAME OF THE FILE, "predictions": [...]}, or "error" with one line.
+of standard input is the path of a request: {"saved_model": ..., "instances": [...]}, or for a converted model
+{"converted": ..., "pixels": FILE, "calls": ...}; each line of standard output the answer, {"request": NAME OF
+THE FILE, "predictions": [...]}, or "error" with one line.
 """
 
 from __future__ import annotations
@@ -12,35 +13,34 @@ import base64
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import math
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(directories: Sequence[str]) -> None:
+def main() -> None:
     """Answers the requests until there are no more."""
     with contextlib.suppress(AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what TensorFlow prints goes to standard error
-    plain = list(sys.path)
-    sys.path.extend(directories)
     # Keras imports these where they are installed; serving does not need them.
     sys.modules.update(dict.fromkeys(("shardline", "sklearn", "matplotlib", "cv2")))  # type: ignore[arg-type]
-    import tensorflow  # noqa: F401
-
-    sys.path[:] = plain
+    _import("tensorflow")
     for line in sys.stdin:
         answer: dict[str, Any]
         try:
             with open(line.removesuffix("\n"), encoding="utf-8") as file:
-                answer = {"predictions": predict(json.load(file))}
+                request = json.load(file)
+            answer = {"predictions": (predict_pixels if "converted" in request else predict)(request)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
         print(json.dumps({"request": os.path.basename(line.strip()), **answer}), file=answers, flush=True)
@@ -63,6 +63,40 @@ def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         {name: _encode_output(value) for name, value in zip(columns, row, strict=True)}
         for row in zip(*columns.values(), strict=True)
     ]
+
+
+def predict_pixels(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a converted model's answer, and the seconds of some calls with one image."""
+    import numpy as np
+
+    pixels, run = np.load(request["pixels"]), _load_converted(request["converted"])
+    rows = [{"outputs": _encode_output(row)} for row in run(pixels).reshape(len(pixels), -1).tolist()]
+    seconds: list[float] = []
+    while len(seconds) < request["calls"] and sum(seconds) < 1.0:
+        image = pixels[len(seconds) % len(pixels)][None]
+        began = time.perf_counter()
+        run(image)
+        seconds.append(time.perf_counter() - began)
+    return rows + [{"seconds": each} for each in seconds]
+
+
+def _import(name: str) -> Any:
+    """Imports a package from the directories on the command line."""
+    plain = list(sys.path)
+    sys.path.extend(sys.argv[1:])
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path[:] = plain
+
+
+@functools.lru_cache(maxsize=1)
+def _load_converted(file: str) -> Callable[[Any], Any]:
+    if file.endswith(".onnx"):
+        session = _import("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+        return lambda pixels: session.run(None, {"pixels": pixels})[0]
+    runner = _import("ai_edge_litert.interpreter").Interpreter(model_path=file).get_signature_runner()
+    return lambda pixels: next(iter(runner(pixels=pixels).values()))
 
 
 @functools.lru_cache(maxsize=4)
@@ -91,4 +125,4 @@ def _encode_output(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -58,7 +58,6 @@ def export_model(
     samples: Sequence[bytes] = (),
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
-    representative: Sequence[bytes] = (),
     head: Head | Heads | None = None,
     training_keys: TrainingKeys | None = None,
 ) -> tuple[Export, Any]:
@@ -89,7 +88,6 @@ def export_model(
         samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well.
-        representative: Serialized tf.train.Example of the training split, which int8 needs.
         head: What the model's outputs are, by name for several labels; None infers it from model and loss.
         training_keys: Keys of the examples that the model was trained on.
 
@@ -121,7 +119,8 @@ def export_model(
     loaded = tf.saved_model.load(str(saved_model))
     export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
     if formats:
-        converted = {name: convert(name, out, manifest, representative) for name in formats}
+        answer, parts = functions[signatures.TENSOR], [model, prepared]
+        converted = {name: convert(name, out, answer, parts, manifest) for name in formats}
         export = replace(export, formats=converted)
     if training_keys:
         training_keys.write(out)

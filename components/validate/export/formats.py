@@ -1,23 +1,20 @@
-"""Conversion of an export to LiteRT and ONNX, for devices and servers without TensorFlow.
+"""Conversion of an export to ONNX and LiteRT by Keras, for devices and servers without TensorFlow.
 
-Each converted model is measured like the export: on every example of the split, from its pixels. TensorFlow
-is imported only when a model is converted.
+Each converted model is measured like the export: on every example of the split, from its pixels, in the clean
+process. TensorFlow is imported only when a model is converted.
 """
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardline.components import model_store
 from shardline.components.validate.metrics.evaluation import Converted
 from shardline.components.validate.metrics.metrics import MAIN
-from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, MULTILABEL
@@ -25,33 +22,22 @@ from shardline.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment, Examples
-
-# The converter supports all operations of Keras' layers at this opset, and all current runtimes have it.
-_ONNX_OPSET = 17
+    from shardline.components.validate.export.predictions import CleanProcess
 
 _MB = 1e6
-
-#: Pixels, uint8 [n, height, width, channels], to probabilities or numbers, float32 [n, outputs].
-Predict = Callable[[Any], Any]
-
-#: Examples from which the converter calibrates the ranges of an int8 model.
-REPRESENTATIVE = 256
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format: its file, the extra that installs `modules`, and the package whose release is recorded."""
+    """One format: its file, and the modules that convert to it and run it."""
 
     file: str
-    extra: str
     modules: tuple[str, ...]
-    package: str
 
 
 FORMATS = {
-    "tflite": Format(model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
-    "int8": Format(model_store.INT8_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
-    "onnx": Format(model_store.ONNX_FILE, "onnx", ("tf2onnx", "onnx", "onnxruntime"), "tf2onnx"),
+    "onnx": Format(model_store.ONNX_FILE, ("tf2onnx", "onnx", "onnxruntime")),
+    "litert": Format(model_store.LITERT_FILE, ("ai_edge_litert",)),
 }
 
 
@@ -73,7 +59,7 @@ def check_installed(names: Sequence[str], *, table: bool = False) -> None:
         if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
             raise SettingsError(
                 f"the format {name} needs {', '.join(missing)}, which is not installed; "
-                f"pip install 'shardline[{FORMATS[name].extra}]'"
+                "pip install 'shardline[formats]'"
             )
     if names and table:
         raise ModelError(
@@ -92,83 +78,76 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
         )
 
 
-def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[bytes]) -> dict[str, Any]:
-    """Converts the SavedModel in `out`, and returns the record of it for export.json.
+def convert(name: str, out: Path, answer: Any, parts: Sequence[Any], manifest: Manifest) -> dict[str, Any]:
+    """Converts what the signature `serving_tensor` answers, and returns the record of it for export.json.
 
-    `representative` are serialized tf.train.Example of the training split, from which int8 is calibrated.
-    Raises ModelError when a part of the model cannot be converted.
+    `parts` have the variables of `answer`. Raises ModelError when one of them cannot be converted.
     """
+    import keras
+    import tensorflow as tf
+
     from shardline.components.validate.export.predictions import name_outputs
-    from shardline.components.validate.export.signatures import TENSOR, read_batches
-
-    target, (label,) = FORMATS[name], manifest.labels
-    saved_model = str(out / model_store.SAVED_MODEL)
-    try:
-        if name == "onnx":
-            content = _to_onnx(saved_model)
-        else:
-            pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
-            content = _to_tflite(saved_model, pixels if name == "int8" else None)
-        # tf2onnx passes unsupported operations through: only loading shows them.
-        load(name, content, name_outputs(manifest.labels)[label.name][0])
-    except Exception as error:  # the converters raise many kinds, with long messages
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(
-            f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
-        ) from error
-    files.write_bytes(out / target.file, content)
-    return {
-        "file": target.file,
-        "bytes": len(content),
-        "converter": f"{target.package} {metadata.version(target.package)}",
-        "signature": TENSOR,
-    }
-
-
-def load(name: str, content: bytes, output: str = "probabilities") -> Predict:
-    """Returns a function that predicts with a converted model, and returns this output of its signature."""
-    import numpy as np
-
     from shardline.components.validate.export.signatures import PIXELS, TENSOR
 
-    if name == "onnx":
-        runtime = importlib.import_module("onnxruntime")
-        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        return lambda pixels: np.asarray(session.run([output], {PIXELS: pixels})[0])
-    interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(model_content=content)
-    runner = interpreter.get_signature_runner(TENSOR)
-    return lambda pixels: np.asarray(runner(**{PIXELS: pixels})[output])
+    output, shape = name_outputs(manifest.labels)[manifest.labels[0].name][0], manifest.inputs["image"].shape
+
+    class Served(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def call(self, pixels: Any) -> dict[str, Any]:
+            return {output: answer(pixels)[output]}
+
+    file = out / FORMATS[name].file
+    try:
+        served = Served()
+        served(tf.zeros((1, *shape), tf.uint8))
+        spec = [tf.TensorSpec([None, *shape], tf.uint8, PIXELS)]
+        served.export(file, format=name, input_signature=spec, verbose=False)
+    except Exception as error:  # the converters raise many kinds, with long messages
+        raise _refusal(name, str(error) or type(error).__name__) from error
+    return {"file": file.name, "bytes": file.stat().st_size, "signature": TENSOR}
 
 
 def measure_formats(
-    out: Path, formats: Iterable[str], examples: Examples, exported: Assessment
+    out: Path, formats: Iterable[str], examples: Examples, exported: Assessment, clean: CleanProcess
 ) -> Assessment:
-    """Returns the assessment of an export with measurements of its formats in `out` on the same examples."""
-    converted = tuple(_measure(name, out, examples, exported) for name in formats)
+    """Returns the assessment of an export with measurements of its formats in `out` on the same examples.
+
+    Raises ModelError when a converted model does not run.
+    """
+    converted = tuple(_measure(name, out, examples, exported, clean) for name in formats)
     return replace(exported, evaluation=replace(exported.evaluation, formats=converted))
 
 
-def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
+def _measure(
+    name: str, out: Path, examples: Examples, exported: Assessment, clean: CleanProcess
+) -> Converted:
     import numpy as np
 
     from shardline.components.validate.export import predictions
-    from shardline.components.validate.export.signatures import REQUESTS, time_calls
+    from shardline.components.validate.export.signatures import CALLS, REQUESTS
     from shardline.trainer.data.decode import parse_batch
 
-    report("validate", f"evaluating {FORMATS[name].file} on the same examples")
-    manifest = examples.manifest
+    file, manifest = out / FORMATS[name].file, examples.manifest
+    report("validate", f"evaluating {file.name} on the same examples")
     (label,) = manifest.labels
 
-    def pixels() -> Iterator[Any]:
-        for batch in examples.batches(REQUESTS):
-            yield parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
+    def answers() -> Iterator[Any]:
+        for number, batch in enumerate(examples.batches(REQUESTS)):
+            pixels: Any = parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
+            yield clean.ask_pixels(file, pixels.numpy(), calls=0 if number else CALLS)
 
-    content = (out / FORMATS[name].file).read_bytes()
-    predict = load(name, content, predictions.name_outputs(manifest.labels)[label.name][0])
-    seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
+    try:
+        rows = [row for answer in answers() for row in answer]
+    except ModelError as error:
+        raise _refusal(name, str(error).rpartition("alone: ")[2]) from None
+    seconds = [row["seconds"] for row in rows if "seconds" in row]
     ours: Any = exported.outcomes[label.name]
-    outputs = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.outputs.shape)
-    theirs = replace(ours, outputs=outputs.astype(ours.outputs.dtype))
+    found = [row["outputs"] for row in rows if "outputs" in row]
+    outputs = np.array(found, ours.outputs.dtype).reshape(ours.outputs.shape)
+    theirs = replace(ours, outputs=outputs)
     if label.kind == MULTILABEL:
         theirs = replace(theirs, predicted=(outputs >= predictions.THRESHOLD).astype(np.int64))
     if label.kind == CLASS:
@@ -179,36 +158,9 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
     deviations = predictions.read_deviations(manifest).get(label.name, ())
     gap = predictions.max_difference(ours.outputs, outputs, deviations)
-    return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)
+    return Converted(name, value, interval, file.stat().st_size / _MB, p50, p95, gap)
 
 
-def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
-    """Converts to LiteRT; with pixels to calibrate on, to whole numbers of 8 bits where possible."""
-    import tensorflow as tf
-
-    from shardline.components.validate.export.signatures import PIXELS, TENSOR
-
-    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=[TENSOR])
-    if pixels is None:
-        return bytes(converter.convert())
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: (
-        (TENSOR, {PIXELS: image[None]}) for batch in pixels for image in batch
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TensorFlow's interpreter, which calibrates, is deprecated
-        return bytes(converter.convert())
-
-
-def _to_onnx(saved_model: str) -> bytes:
-    import tensorflow as tf
-
-    from shardline.components.validate.export.signatures import PIXELS, TENSOR
-
-    loaded = tf.saved_model.load(saved_model)
-    serve = loaded.signatures[TENSOR]
-    spec = [serve.structured_input_signature[1][PIXELS]]
-    predict = tf.function(lambda pixels: serve(**{PIXELS: pixels}), input_signature=spec, autograph=False)
-    converter = importlib.import_module("tf2onnx").convert
-    converted, _ = converter.from_function(predict, input_signature=spec, opset=_ONNX_OPSET)
-    return bytes(converted.SerializeToString())
+def _refusal(name: str, reason: str) -> ModelError:
+    line = next((line for line in reason.splitlines() if line.strip()), "")
+    return ModelError(f"the model cannot be converted to {name}: {line.strip()}; leave it out")

@@ -327,6 +327,13 @@ class CleanProcess(contextlib.AbstractContextManager["CleanProcess"]):
             self._process.stdin.write(f"{file}\n".encode())
         return number
 
+    def ask_pixels(self, converted: Path, pixels: npt.NDArray[np.uint8], calls: int) -> list[dict[str, Any]]:
+        """Returns the "outputs" of a converted model for each image, then the "seconds" of timed calls."""
+        file = Path(self._directory.name) / "pixels.npy"
+        np.save(file, pixels)
+        request = {"converted": str(converted.resolve()), "pixels": str(file), "calls": calls}
+        return self.answer(self.ask(converted, request))
+
     def answer(self, number: int) -> list[dict[str, Any]]:
         """Waits for the answer to a request; answers to earlier requests are dropped.
 

@@ -312,7 +312,7 @@ class GateSettings:
         first_run: Policy where there is no champion yet, or too few test examples: bless or block.
         undecided: Policy where too few examples leave open whether a model is worse: bless or block.
         champion_uri: Directory or gs:// URI where a blessed model is published; empty publishes nothing.
-        formats: Formats into which the exported model is converted, and measured: ["onnx", "tflite", "int8"].
+        formats: Formats into which the exported model is converted, and measured: ["onnx", "litert"].
 
     Raises:
         SettingsError: A value is of the wrong type or out of range, a rule cannot be parsed, or a rule is

@@ -96,7 +96,7 @@ class GateRule:
         limit: The number to compare with, or the number added to the reference's value.
         factor: Factor of the reference's value, before `limit` is added.
         label: Name of the label, "" for the only one.
-        slice: Name of the slice, "class=healthy", of a converted model, "format=int8", or of the feature
+        slice: Name of the slice, "class=healthy", of a converted model, "format=onnx", or of the feature
             whose drift is limited; "" for all examples.
         worst: Whether the rule is about the worst slice.
         reference: What the limit is relative to: "champion", "baseline", BEST, or "" for a plain number.

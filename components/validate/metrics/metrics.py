@@ -143,7 +143,7 @@ PARTS = {
     REGRESSION: ("number", ("rmse", "mae")),
 }
 
-#: Metrics of a converted model, besides the main metric, as in `size_mb[format=int8]`.
+#: Metrics of a converted model, besides the main metric, as in `size_mb[format=onnx]`.
 FORMAT_METRICS = ("size_mb", "latency_p50_ms", "latency_p95_ms", "max_difference")
 
 
