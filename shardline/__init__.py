@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shardline.trainer.fit import fit as fit
     from shardline.trainer.loop.process import strategy as strategy
     from shardline.trainer.models.mlp import encode_columns as encode_columns
-    from shardline.trainer.models.zoo import QuantileLoss as QuantileLoss
     from shardline.trainer.models.zoo import make_output as make_output
     from shardline.trainer.predict import evaluate as evaluate
     from shardline.trainer.predict import predict as predict
@@ -62,7 +61,7 @@ _MODULES = {
     "shardline.trainer.fit": ("fit",),
     "shardline.trainer.loop.process": ("strategy",),
     "shardline.trainer.models.mlp": ("encode_columns",),
-    "shardline.trainer.models.zoo": ("QuantileLoss", "make_output"),
+    "shardline.trainer.models.zoo": ("make_output",),
     "shardline.trainer.predict": ("evaluate", "predict"),
     "shardline.trainer.train": ("train",),
 }

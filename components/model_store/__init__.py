@@ -86,7 +86,6 @@ class Export:
     Attributes:
         labels: Labels that the model predicts.
         deviations: Standard deviation of each number in training, by name of the label.
-        quantiles: Quantiles that the model predicts, by name of the label, without labels that have none.
         inputs: The model's inputs by name: a feature of the dataset each, with its "argument" in
             `serving_default`.
         signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
@@ -106,7 +105,6 @@ class Export:
     fingerprint: str = ""
     labels: tuple[Label, ...] = ()
     deviations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    quantiles: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     signatures: Mapping[str, Any] = field(default_factory=dict)
     softmax_added: bool = False

@@ -255,20 +255,17 @@ def collect_outcomes(
     joined, outcomes = Predictions.join(answers), dict[str, Outcomes]()
     for label in labels:
         true = np.concatenate([b.labels[label.name] for b in batches])
-        outcomes[label.name] = _make_outcomes(label, true, joined, model, shared)
+        outcomes[label.name] = _make_outcomes(label, true, joined, shared)
     return outcomes, {name: tuple(mistake for *_, mistake in worst) for name, worst in ranked.items()}
 
 
-def _make_outcomes(
-    label: Label, true: npt.NDArray[Any], joined: Predictions, model: ServedModel, shared: Any
-) -> Outcomes:
-    outputs, shares = joined.outputs[label.name], model.quantiles.get(label.name, ())
+def _make_outcomes(label: Label, true: npt.NDArray[Any], joined: Predictions, shared: Any) -> Outcomes:
+    outputs = joined.outputs[label.name]
     if label.kind != REGRESSION:
         kind = ClassOutcomes if label.kind == CLASS else MultilabelOutcomes
         return kind(label, true, outputs, predicted=joined.classes[label.name], **shared)
     numbers = true.reshape(len(true), -1).astype(np.float64), outputs.astype(np.float64)
-    quantiles = joined.quantiles[label.name].astype(np.float64) if shares else None
-    return RegressionOutcomes(label, *numbers, quantiles=quantiles, shares=shares, **shared)
+    return RegressionOutcomes(label, *numbers, **shared)
 
 
 def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:

@@ -20,7 +20,6 @@ from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
-from shardline.components.validate.export.signatures import read_quantiles
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.verdict import Blessing, judge
@@ -95,8 +94,6 @@ def validate(
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
     gate = gate.for_labels(manifest.labels)
-    if heads := read_recorded_heads(model_file):
-        gate.check_quantiles(manifest.labels, read_quantiles(heads))
     if champion_uri:
         catalog.require_store(champion_uri)
     training = read_training(model_file)
@@ -111,7 +108,6 @@ def validate(
             settings=training.settings,
             training_keys=keys,
         )
-        gate.check_quantiles(manifest.labels, export.quantiles)
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     champion = ChampionEvaluation(measured.evaluation)
     if champion_uri:

@@ -21,7 +21,6 @@ from shardline.trainer.keras_compat.keras_compilation import (
     is_activated,
     short_message,
 )
-from shardline.trainer.models.zoo import compiled_quantiles, median_index, parse_quantiles
 
 
 def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:
@@ -40,7 +39,7 @@ TRAIN_WITHOUT_EXPORT = "to train it without an export, set allow_unexportable"
 
 #: Meaning of an output. Class: "probabilities" or "logits" by class; for two classes also one number, the
 #: "probability" of the second class, or its "logit". Multilabel: "probabilities" or "logits" by output.
-#: Regression: "numbers"; or quantiles of one number, as "quantiles 0.1 0.5 0.9".
+#: Regression: "numbers".
 Head = str
 _HEADS = ("probabilities", "logits", "probability", "logit", "numbers")
 
@@ -79,18 +78,15 @@ def read_heads(
     heads = {}
     for label in labels:
         name = label.name
-        quantiles = parse_quantiles(recorded[name]) if recorded else compiled_quantiles(label, losses[name])
-        _check_shape(outputs[name], label, quantiles)
-        if quantiles:
-            heads[name] = " ".join(["quantiles", *map(repr, quantiles)])
-        elif not recorded:
+        _check_shape(outputs[name], label)
+        if not recorded:
             heads[name] = _read_head(outputs[name], label, losses[name], dataset)
-    return {**(recorded or {}), **heads}
+    return recorded or heads
 
 
 def is_head(text: object) -> bool:
     """Whether this is the name of a head."""
-    return text in _HEADS or bool(parse_quantiles(text))
+    return text in _HEADS
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
@@ -153,12 +149,9 @@ def _check_kind(outputs: Any, label: Label, losses: Sequence[Any], dataset: Data
 def to_prediction(outputs: Any, head: Head, label: Label) -> tf.Tensor:
     """Returns the prediction of a label, float32 (batch, outputs), from a model's output for it.
 
-    It is a probability for each class or output of a multilabel, or a number for each output; of quantiles
-    it is the one nearest to 0.5.
+    It is a probability for each class or output of a multilabel, or a number for each output.
     """
     outputs = tf.cast(outputs, tf.float32)
-    if quantiles := parse_quantiles(head):
-        return outputs[:, median_index(quantiles), None]
     if head == "numbers":
         return tf.reshape(outputs, (-1, len(label.outputs)))
     if head in ("probability", "logit"):
@@ -175,15 +168,6 @@ def to_predictions(
     """Returns the `to_prediction` of each label, by name; outputs and order are as in `outputs_by_label`."""
     named = outputs_by_label(outputs, labels, order)
     return {label.name: to_prediction(named[label.name], heads[label.name], label) for label in labels}
-
-
-def to_quantiles(
-    outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
-) -> dict[str, tf.Tensor]:
-    """Returns the quantiles of each label with a quantile head, by name, float32 (batch, quantiles)."""
-    named = outputs_by_label(outputs, labels, order)
-    names = [label.name for label in labels if parse_quantiles(heads[label.name])]
-    return {name: tf.cast(named[name], tf.float32) for name in names}
 
 
 def outputs_by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
@@ -237,24 +221,23 @@ def compiled_by_label(
     }
 
 
-def _check_shape(output: Any, label: Label, quantiles: Sequence[float]) -> None:
-    """Refuses an output for two examples whose shape does not fit a label, or its quantiles."""
-    shape, count = getattr(output, "shape", None), len(quantiles or label.outputs)
+def _check_shape(output: Any, label: Label) -> None:
+    """Refuses an output for two examples whose shape does not fit a label."""
+    shape, count = getattr(output, "shape", None), len(label.outputs)
     fitting: list[tuple[int, ...]] = [(2, count)]
-    if not quantiles and (label.kind, count) == (CLASS, 2):
+    if (label.kind, count) == (CLASS, 2):
         fitting.append((2, 1))
-    if not quantiles and (label.kind, count) == (REGRESSION, 1):
+    if (label.kind, count) == (REGRESSION, 1):
         fitting.append((2,))
     if shape is not None and tuple(shape) in fitting:
         return
     found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(output).__name__
     nouns = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}
     of = f" of {label.name!r}" if label.name != LABEL else ""
-    has = f"its QuantileLoss has {count} quantiles" if quantiles else f"the dataset has {count}"
-    kind = "" if quantiles else f" {nouns[label.kind]}{of}"
     raise ModelError(
-        f"the model's output is {found}, {has}{kind} and needs (n, {count}): give its last layer "
-        f"{count} unit{'s' * (count > 1)}, or use the data that it was made for"
+        f"the model's output is {found}, the dataset has {count} {nouns[label.kind]}{of} "
+        f"and needs (n, {count}): give its last layer {count} unit{'s' * (count > 1)}, or use "
+        "the data that it was made for"
     )
 
 

@@ -66,7 +66,6 @@ def build_model(
     units: int = 64,
     buckets: int = 1024,
     embedding: int = 8,
-    quantiles: Sequence[float] = (),
 ) -> keras.Model:
     """Numbers normalized, text looked up or hashed and embedded -> Dense relu, twice -> what labels need.
 
@@ -80,8 +79,6 @@ def build_model(
         units: Size of each hidden layer.
         buckets: Largest number of values of a text column that are looked up; with more they are hashed.
         embedding: Size of the embedding of a text value.
-        quantiles: For a label of one number, the quantiles to predict, such as [0.1, 0.5, 0.9]; () for its
-            mean.
     """
     if not dataset.is_table:
         raise ModelError(
@@ -91,7 +88,7 @@ def build_model(
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
-    return add_outputs("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
+    return add_outputs("mlp", inputs, features, dataset, learning_rate, label_smoothing)
 
 
 def encode_columns(

@@ -14,7 +14,6 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import keras
@@ -66,90 +65,6 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
         return {**super().get_config(), "deviations": self.deviations}
 
 
-@keras.saving.register_keras_serializable("shardline")
-class QuantileLoss(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
-    """Pinball loss of a number: the mean over quantiles, for each of which the model has an output.
-
-    An output that is too low by 1 costs its quantile q, one that is too high by 1 costs 1 - q. A model that
-    is compiled with it is exported with the outputs `value` and `quantiles`.
-
-    Args:
-        quantiles: Quantiles to predict, between 0 and 1, increasing.
-        name: Name of the loss.
-        kwargs: Arguments of every loss of Keras.
-
-    Raises:
-        ModelError: There is no quantile, or they are not between 0 and 1 or not increasing.
-    """
-
-    def __init__(
-        self, quantiles: Sequence[float] = (0.1, 0.5, 0.9), name: str = "quantile_loss", **kwargs: Any
-    ):
-        super().__init__(name=name, **kwargs)
-        self.quantiles = check_quantiles(quantiles)
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns the loss of each example: y_true (batch,) or (batch, 1), y_pred (batch, quantiles)."""
-        true = keras.ops.cast(y_true, y_pred.dtype)
-        true = keras.ops.expand_dims(true, -1) if len(true.shape) < len(y_pred.shape) else true
-        if true.shape[-1] != 1 or y_pred.shape[-1] != len(self.quantiles):
-            raise ModelError(
-                f"QuantileLoss has {len(self.quantiles)} quantiles of one number: it takes labels (n,) and "
-                f"outputs (n, {len(self.quantiles)}), got {('n', *y_true.shape[1:])} and "
-                f"{('n', *y_pred.shape[1:])}".replace("'", "")
-            )
-        error, shares = true - y_pred, keras.ops.cast(self.quantiles, y_pred.dtype)
-        return keras.ops.mean(keras.ops.maximum(shares * error, (shares - 1) * error), axis=-1)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {**super().get_config(), "quantiles": list(self.quantiles)}
-
-
-def check_quantiles(quantiles: Any) -> tuple[float, ...]:
-    """Returns quantiles as floats; a ModelError unless they are between 0 and 1 and increasing."""
-    listed = list(quantiles) if isinstance(quantiles, Sequence) and not isinstance(quantiles, str) else []
-    valid = all(isinstance(share, int | float) and 0 < share < 1 for share in listed)  # NaN fails this too
-    if not listed or not valid or any(a >= b for a, b in pairwise(listed)):
-        raise ModelError(
-            f"quantiles must be numbers between 0 and 1, each larger than the one before, got {quantiles!r}; "
-            "write [0.1, 0.5, 0.9]"
-        )
-    return tuple(map(float, listed))
-
-
-def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]:
-    """Returns the quantiles of a QuantileLoss among a label's losses, () for none.
-
-    Raises ModelError if the label is not one number.
-    """
-    quantile_loss = next((loss for loss in losses if isinstance(loss, QuantileLoss)), None)
-    if quantile_loss is None:
-        return ()
-    if (label.kind, len(label.outputs)) != (REGRESSION, 1):
-        raise ModelError(
-            f"QuantileLoss is for one number, and the label {label.name!r} is "
-            f"{label.kind}:{','.join(label.outputs[:5])}; make each number a label of its own, and compile a "
-            "model of classes with a crossentropy"
-        )
-    return quantile_loss.quantiles
-
-
-def parse_quantiles(head: object) -> tuple[float, ...]:
-    """Returns the quantiles of a head such as "quantiles 0.1 0.5 0.9", () for any other head."""
-    if not isinstance(head, str) or not head.startswith("quantiles "):
-        return ()
-    try:
-        return check_quantiles([float(text) for text in head.split()[1:]])
-    except (ValueError, ModelError):
-        return ()
-
-
-def median_index(quantiles: Sequence[float]) -> int:
-    """Returns the index of the quantile that is nearest to 0.5."""
-    return min(range(len(quantiles)), key=lambda index: abs(quantiles[index] - 0.5))
-
-
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
     """Refuses a table, and images with a side of fewer than `smallest` pixels."""
     if dataset.is_table:
@@ -168,30 +83,21 @@ def add_outputs(
     dataset: DatasetInfo,
     learning_rate: float,
     label_smoothing: float,
-    quantiles: Sequence[float] = (),
 ) -> keras.Model:
     """Adds an output for each label to a model, and compiles it with Adam and losses for their kinds.
 
-    They are as from `make_output`. With `quantiles` the only label has to be one number, and the outputs are
-    its quantiles.
+    They are as from `make_output`.
     """
-    labels = dataset.labels.values()
-    if quantiles and [(label.kind, len(label.outputs)) for label in labels] != [(REGRESSION, 1)]:
-        found = "; ".join(f"{label.kind}:{','.join(label.outputs[:5])}" for label in labels)
-        raise ModelError(
-            f"{name}: quantiles need one label of one number, and the dataset has {found}; leave them out"
-        )
     outputs, losses, metrics = {}, {}, {}
-    for label in labels:
-        output, loss, metric = _add_output(label, features, dataset, label_smoothing, quantiles)
+    for label in dataset.labels.values():
+        output, loss, metric = _add_output(label, features, dataset, label_smoothing)
         outputs[label.name], losses[label.name], metrics[label.name] = output, loss, metric
     single = len(outputs) == 1
     model = keras.Model(inputs, outputs[LABEL] if single else outputs, name=name)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
         loss=losses[LABEL] if single else losses,
-        # Keras has no metric for quantiles.
-        metrics=None if quantiles else [metrics[LABEL]] if single else metrics,
+        metrics=[metrics[LABEL]] if single else metrics,
     )
     return model
 
@@ -202,28 +108,23 @@ def make_output(dataset: DatasetInfo, features: keras.KerasTensor) -> tuple[kera
     A class has a softmax, a multilabel a sigmoid for each output, and a number a linear layer in standard
     deviations around the mean of the training split: any unit is learned alike.
     """
-    return _add_output(dataset.label, features, dataset, 0.0, ())
+    return _add_output(dataset.label, features, dataset, 0.0)
 
 
 def _add_output(
-    label: Label,
-    features: keras.KerasTensor,
-    dataset: DatasetInfo,
-    label_smoothing: float,
-    quantiles: Sequence[float],
+    label: Label, features: keras.KerasTensor, dataset: DatasetInfo, label_smoothing: float
 ) -> tuple[keras.KerasTensor, Any, str]:
     """Returns a label's output, in float32 as the loss takes logarithms, its loss and its metric."""
     if label.kind == REGRESSION:
         spreads = dataset.train[label.name].spreads
         means = [spread.mean for spread in spreads]
         deviations = [spread.deviation or 1.0 for spread in spreads]
-        loss: Any = QuantileLoss(quantiles) if quantiles else StandardizedError(deviations)
-        plain = keras.layers.Dense(len(quantiles or label.outputs), dtype="float32")(features)
+        plain = keras.layers.Dense(len(label.outputs), dtype="float32")(features)
         scaled = keras.layers.Rescaling(deviations, means, dtype="float32")(plain)
-        return scaled, loss, "mean_absolute_error"
+        return scaled, StandardizedError(deviations), "mean_absolute_error"
     dense = functools.partial(keras.layers.Dense, len(label.outputs), dtype="float32")
     if label.kind == MULTILABEL:
-        loss = keras.losses.BinaryCrossentropy(label_smoothing=label_smoothing)
+        loss: Any = keras.losses.BinaryCrossentropy(label_smoothing=label_smoothing)
         return dense(activation="sigmoid")(features), loss, "binary_accuracy"
     loss = SmoothedCrossentropy(label_smoothing) if label_smoothing else "sparse_categorical_crossentropy"
     return dense(activation="softmax")(features), loss, "accuracy"

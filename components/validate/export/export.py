@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_predictions, to_quantiles
+from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_predictions
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys
@@ -73,8 +73,7 @@ def export_model(
     Outputs by kind of label: class has `probabilities`, float32 [n, classes]; `label`, int64 [n], the most
     probable class; and `label_name`, string [n]. multilabel has `probabilities`, float32 [n, classes], and
     `labels`, int64 [n, classes] of 0 and 1. regression has `value`, float32 [n], or [n, numbers] for several
-    numbers; with quantiles, `value` is the one nearest to 0.5, and `quantiles` is float32 [n, quantiles].
-    With several labels, each output begins with the name of its label, as in `kind_probabilities`.
+    numbers. With several labels, each output begins with the name of its label, as in `kind_probabilities`.
 
     A Cloud Storage mount cannot rename a directory: export.json, removed first and written last, marks a
     complete export.
@@ -131,7 +130,7 @@ def export_model(
             export,
             compared_examples=len(samples),
             max_difference=measure_difference(model, heads, manifest, loaded, samples, prepare),
-            golden=make_golden_set(manifest, loaded, samples, export.quantiles),
+            golden=make_golden_set(manifest, loaded, samples),
         )
     export.write(out)
     return export, loaded
@@ -169,24 +168,21 @@ def measure_difference(
     one of two values is finite. Raises DatasetError when a sample cannot be decoded.
     """
     labels, deviations = manifest.labels, read_deviations(manifest)
-    names = name_outputs(labels, signatures.read_quantiles(heads))
+    names = name_outputs(labels)
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def trained(inputs: Any) -> list[dict[str, tf.Tensor]]:
-        prepared, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
-        outputs = model(prepared, training=False)
-        return [make(outputs, heads, labels, order) for make in (to_predictions, to_quantiles)]
+    def trained(inputs: Any) -> dict[str, tf.Tensor]:
+        outputs = model(prepare(inputs) if prepare else inputs, training=False)
+        return to_predictions(outputs, heads, labels, output_order(model, labels))
 
     largest = 0.0
     try:
         for examples, inputs in signatures.read_batches(manifest, samples):
-            answers, quantiles = trained(inputs)
-            expected = [(names[label][0], label, values.numpy()) for label, values in answers.items()]
-            expected += [(names[label][-1], label, values.numpy()) for label, values in quantiles.items()]
+            expected = {label: values.numpy() for label, values in trained(inputs).items()}
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 answer = loaded.signatures[name](**request)
-                for output, label, wanted in expected:
-                    exported = answer[output].numpy().reshape(wanted.shape)
+                for label, wanted in expected.items():
+                    exported = answer[names[label][0]].numpy().reshape(wanted.shape)
                     largest = max(largest, max_difference(wanted, exported, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
@@ -196,9 +192,7 @@ def measure_difference(
     return largest
 
 
-def make_golden_set(
-    manifest: Manifest, loaded: Any, samples: Sequence[bytes], quantiles: Collection[str] = ()
-) -> dict[str, Any]:
+def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -> dict[str, Any]:
     """Returns requests with their predictions, in the form of TensorFlow Serving's REST interface.
 
     They verify that a deployment serves this model.
@@ -207,7 +201,7 @@ def make_golden_set(
     inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
     request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
     answer = loaded.signatures[signatures.DEFAULT](**request)
-    output_names = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    output_names = [name for names in name_outputs(manifest.labels).values() for name in names]
     if "image" in manifest.inputs:
         images = request[signatures.IMAGES].numpy()
         instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
@@ -232,13 +226,11 @@ def read_revision() -> str | None:
 
 def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
     """Returns the content of export.json; shapes and dtypes are those of the saved signatures."""
-    quantiles = signatures.read_quantiles(heads)
-    output_names = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    output_names = [name for names in name_outputs(manifest.labels).values() for name in names]
     return Export(
         fingerprint=manifest.fingerprint,
         labels=manifest.labels,
         deviations=read_deviations(manifest),
-        quantiles=quantiles,
         inputs={
             name: {**asdict(manifest.inputs[name]), "argument": argument}
             for name, argument in signatures.argument_names(manifest.inputs).items()

@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,10 @@ class Predictions:
     Attributes:
         outputs: Probabilities or numbers, float32 [n, outputs].
         classes: The most probable class, int64 [n], or 0 or 1 for each label of a multilabel, [n, outputs].
-        quantiles: Quantiles where the model predicts them, float32 [n, quantiles].
     """
 
     outputs: Mapping[str, Floats]
     classes: Mapping[str, npt.NDArray[np.int64]]
-    quantiles: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
@@ -79,25 +77,23 @@ class Predictions:
             names = getattr(parts[0], field)
             return {name: np.concatenate([getattr(part, field)[name] for part in parts]) for name in names}
 
-        return cls(joined("outputs"), joined("classes"), joined("quantiles"))
+        return cls(joined("outputs"), joined("classes"))
 
     def reversed(self) -> Predictions:
         """Returns the predictions in reverse order."""
-        parts: tuple[Mapping[str, Any], ...] = (self.outputs, self.classes, self.quantiles)
+        parts: tuple[Mapping[str, Any], ...] = (self.outputs, self.classes)
         return Predictions(*({name: values[::-1] for name, values in part.items()} for part in parts))
 
 
-def name_outputs(labels: Sequence[Label], quantiles: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
+def name_outputs(labels: Sequence[Label]) -> dict[str, tuple[str, ...]]:
     """Returns the names of a signature's outputs by name of the label, in the order of `OUTPUTS`.
 
-    With several labels each name begins with the label's, as in "kind_probabilities". The labels in
-    `quantiles` have a further output.
+    With several labels each name begins with the label's, as in "kind_probabilities".
     """
     plain = sanitize_names([label.name for label in labels])
     return {
         label.name: tuple(
-            output if len(labels) == 1 else f"{plain[label.name]}_{output}"
-            for output in (*OUTPUTS[label.kind], *(["quantiles"] if label.name in quantiles else []))
+            output if len(labels) == 1 else f"{plain[label.name]}_{output}" for output in OUTPUTS[label.kind]
         )
         for label in labels
     }
@@ -156,11 +152,9 @@ def max_difference_of(
     ours: Predictions, theirs: Predictions, deviations: Mapping[str, Sequence[float]]
 ) -> float:
     """Returns the largest difference between predictions for the same examples, over all labels."""
-    pairs = ((ours.outputs, theirs.outputs), (ours.quantiles, theirs.quantiles))
     return max(
-        max_difference(values, others[name], deviations.get(name, ()))
-        for some, others in pairs
-        for name, values in some.items()
+        max_difference(values, theirs.outputs[name], deviations.get(name, ()))
+        for name, values in ours.outputs.items()
     )
 
 
@@ -230,15 +224,13 @@ def is_answer(row: Any, export: Export) -> bool:
 
     try:
         for label in export.labels:
-            names, count = name_outputs(export.labels, export.quantiles)[label.name], len(label.outputs)
+            names, count = name_outputs(export.labels)[label.name], len(label.outputs)
             first = () if label.kind == REGRESSION and count == 1 else (count,)
             is_valid = all(name in row for name in names) and has_shape(names[0], *first)
             if label.kind == CLASS:
                 is_valid = is_valid and type(row[names[1]]) is int and 0 <= row[names[1]] < count
             elif label.kind == MULTILABEL:
                 is_valid = is_valid and has_shape(names[1], count)
-            elif shares := export.quantiles.get(label.name):
-                is_valid = is_valid and has_shape(names[1], len(shares))
             if not is_valid:
                 return False
     except (LookupError, TypeError, ValueError, OverflowError):
@@ -249,16 +241,11 @@ def is_answer(row: Any, export: Export) -> bool:
 def _compare_label(
     expected: Mapping[str, Any], actual: Mapping[str, Any], label: Label, export: Export
 ) -> Comparison:
-    names = name_outputs(export.labels, export.quantiles)[label.name]
-    wanted, values, outputs = expected[names[0]], actual[names[0]], label.outputs
+    names = name_outputs(export.labels)[label.name]
+    wanted, values = expected[names[0]], actual[names[0]]
     deviations = export.deviations.get(label.name, ())
     if label.kind == REGRESSION and len(label.outputs) == 1:
         wanted, values = [wanted], [values]
-        if shares := export.quantiles.get(label.name, ()):
-            quantiles = actual[names[1]] if isinstance(actual[names[1]], Sequence) else ()
-            wanted, values = [*wanted, *expected[names[1]]], [*values, *quantiles]
-            outputs += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
-            deviations = deviations[:1] * len(outputs)
     noun = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
     if not isinstance(values, Sequence) or len(values) != len(wanted):
         return Comparison(1.0, f"no {len(wanted)} {noun[1]}")
@@ -269,7 +256,9 @@ def _compare_label(
         wrong := _describe_wrong_class(actual, label, names, numbers)
     ):
         return Comparison(max(1.0, gap), wrong)
-    largest = f"{noun[0]} of {outputs[index]!r} is {_SHORT.repr(values[index])} instead of {wanted[index]}"
+    largest = (
+        f"{noun[0]} of {label.outputs[index]!r} is {_SHORT.repr(values[index])} instead of {wanted[index]}"
+    )
     return Comparison(gap, largest if gap else "")
 
 

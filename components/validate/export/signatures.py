@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.components.model_store import EXPORT_FILE, Export
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.predictions import Predictions, name_outputs
 from shardline.trainer.base.errors import ModelError
@@ -25,8 +24,7 @@ from shardline.trainer.data.decode import Inputs, Prepare
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
-from shardline.trainer.models.head import Heads, output_order, to_predictions, to_quantiles
-from shardline.trainer.models.zoo import parse_quantiles
+from shardline.trainer.models.head import Heads, output_order, to_predictions
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -63,13 +61,12 @@ def make_signatures(
     `prepare` transforms a dataset's inputs for the model. Raises ModelError when it has operations that no
     server supports.
     """
-    names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
+    names, order = name_outputs(manifest.labels), output_order(model, manifest.labels)
 
     def answer(inputs: Inputs) -> dict[str, tf.Tensor]:
         prepared = prepare(inputs) if prepare else inputs
         outputs = model(prepared, training=False)
         answers = to_predictions(outputs, heads, manifest.labels, order)
-        quantiles = to_quantiles(outputs, heads, manifest.labels, order)
         named: dict[str, tf.Tensor] = {}
         for label in manifest.labels:
             values = answers[label.name]
@@ -80,8 +77,6 @@ def make_signatures(
                 tensors = [values, index, tf.gather(tf.constant(label.outputs), index)]
             else:
                 tensors = [values, tf.cast(values >= predictions.THRESHOLD, tf.int64)]
-            if label.name in quantiles:
-                tensors.append(quantiles[label.name])
             named.update(zip(names[label.name], tensors, strict=True))
         return named
 
@@ -106,12 +101,6 @@ def make_signatures(
         DEFAULT: _function(answer_columns, argument_specs),
         EXAMPLE: _function(lambda examples: traced(tf.io.parse_example(examples, columns)), records),
     }
-
-
-def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
-    """Returns the quantiles that a model predicts, by name of the label, without labels that have none."""
-    by_label = {name: parse_quantiles(head) for name, head in heads.items()}
-    return {name: quantiles for name, quantiles in by_label.items() if quantiles}
 
 
 def argument_names(inputs: Collection[str]) -> dict[str, str]:
@@ -168,7 +157,7 @@ class ServedModel:
     """A SavedModel with the signatures that Shardline exports, and outputs for each label of a dataset.
 
     Raises ModelError when there is no SavedModel, or it has another signature. `deviations` is the unit of
-    differences of numbers, `quantiles` are those that it predicts, both by name of the label.
+    differences of numbers, by name of the label.
     """
 
     def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
@@ -186,8 +175,7 @@ class ServedModel:
             reason = " ".join(str(error).split())
             raise ModelError(f"cannot load the exported model {path}: {reason}; export it again") from None
         outputs = self._signature(DEFAULT).structured_outputs
-        self.quantiles = self._read_quantiles(outputs)
-        self._names = name_outputs(manifest.labels, self.quantiles)
+        self._names = name_outputs(manifest.labels)
         if missing := [name for names in self._names.values() for name in names if name not in outputs]:
             raise ModelError(
                 f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
@@ -200,21 +188,6 @@ class ServedModel:
                     f"the exported model {path} has {width} {noun}, the dataset has {wanted}; "
                     "evaluate it on the data that it was made for"
                 )
-
-    def _read_quantiles(self, outputs: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-        """Reads the quantiles of the outputs from the export.json next to the SavedModel."""
-        numbers = [label for label in self._labels if label.kind == REGRESSION and len(label.outputs) == 1]
-        names = name_outputs(self._labels, [label.name for label in numbers])
-        having = [label.name for label in numbers if names[label.name][-1] in outputs]
-        recorded = Export.read(self.path.parent).quantiles if having else {}
-        shares = {name: tuple(recorded.get(name, ())) for name in having}
-        for name in having:
-            if outputs[names[name][-1]].shape[-1] != len(shares[name]):
-                raise ModelError(
-                    f"{self.path} predicts {outputs[names[name][-1]].shape[-1]} quantiles, and {EXPORT_FILE} "
-                    f"next to it names {len(shares[name])}; export it again"
-                )
-        return shares
 
     def predict(self, images: tf.Tensor) -> Predictions:
         """Predicts for encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
@@ -230,15 +203,13 @@ class ServedModel:
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
         answer = self._signature(signature)(**request)
-        outputs, classes, quantiles = {}, {}, {}
+        outputs, classes = {}, {}
         for label in self._labels:
             names = self._names[label.name]
             outputs[label.name] = answer[names[0]].numpy().reshape(-1, len(label.outputs))
             if label.kind != REGRESSION:
                 classes[label.name] = answer[names[1]].numpy()
-            if label.name in self.quantiles:
-                quantiles[label.name] = answer[names[1]].numpy()
-        return Predictions(outputs, classes, quantiles)
+        return Predictions(outputs, classes)
 
     def _signature(self, name: str) -> Any:
         if (function := self._loaded.signatures.get(name)) is None:

@@ -121,8 +121,6 @@ def compare(
         leads |= {
             f"{prefix}{metric}": lead for metric, lead in ours.leads(other, challenger.min_slice).items()
         }
-        if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
-            unlike.add(f"{prefix}pinball_loss")  # losses of different quantiles cannot be compared
     theirs = _without_metrics(replace(theirs, mistakes=()), unlike)
     return replace(whole, champion=theirs, leads=leads)
 

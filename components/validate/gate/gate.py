@@ -9,9 +9,8 @@ from pathlib import Path
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
 from shardline.components.validate.gate.rules import BEST, DRIFT, OFF, GateRule, allowed_metrics, parse_rules
-from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
-from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, PARTS, QUALITY, QUANTILE_METRICS
+from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, PARTS, QUALITY
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
@@ -202,18 +201,6 @@ class Gate:
                 )
             if problem:
                 raise SettingsError(f"the rule {rule.text!r} is about {problem}")
-
-    def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
-        """Raises SettingsError when a rule is about quantiles that the model does not predict."""
-        for rule in self.rules:
-            has = metrics.quantile_metric_names(quantiles.get(_find_label(rule, labels).name, ()))
-            if rule.metric in {metric.name for metric in QUANTILE_METRICS} - {*has}:
-                fitting = [metric.name for metric in BY_KIND[REGRESSION] if metric not in QUANTILE_METRICS]
-                predicted = "one quantile" if has else "no quantiles"
-                raise SettingsError(
-                    f"the rule {rule.text!r} is about quantiles, and the model predicts {predicted}; it has "
-                    f"{', '.join([*fitting, *has])}: train it with quantiles, or leave the rule out"
-                )
 
     def check_champion(self, champion_uri: str) -> None:
         """Raises SettingsError when a user's rule needs a champion, and `champion_uri` is ""."""

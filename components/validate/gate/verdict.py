@@ -125,18 +125,12 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
         warnings.append(f"Not compared with the champion: {absence.text}")
     same = evaluation.champion_comparison
     before = same.champion.metrics if same.champion else {}
-    by_prefix = {f"{part.label}." if evaluation.parts else "": part for part in evaluation.each}
-    for prefix, part in by_prefix.items():
-        text = prefix.replace(".", ": ")
-        if crossed := part.metrics.get("quantile_crossings", 0):
-            warnings.append(
-                f"{text}Quantiles of {crossed:,.0f} of {part.examples:,} examples cross: a lower one is "
-                "above a higher one"
-            )
+    prefixes = [f"{part.label}." if evaluation.parts else "" for part in evaluation.each]
+    for prefix in prefixes:
         if (error := evaluation.metrics.get(f"{prefix}ece", 0.0)) > _MAX_ECE:
             points = f"{100 * error:.1f} points on average (calibration error)"
-            warnings.append(f"{text}Probabilities are off by {points}")
-    for metric, prefix in product(_COSTS, dict.fromkeys(("", *by_prefix))):
+            warnings.append(f"{prefix.replace('.', ': ')}Probabilities are off by {points}")
+    for metric, prefix in product(_COSTS, dict.fromkeys(("", *prefixes))):
         (label, most), name = _COSTS[metric], f"{prefix}{metric}"
         usual = max(before.get(name, math.inf), _MIN_COST)
         if (now := same.metrics.get(name, 0.0)) > most * usual:

@@ -69,7 +69,6 @@ class NumberScore:
         bias: Mean of prediction minus truth.
         errors: Quantiles of prediction minus truth, by share: 0.05, 0.25, 0.5, 0.75, 0.95.
         points: (true, predicted) of some examples, drawn at random where there are many.
-        calibration: (share, share of the truth not above it) of each quantile that a model gives.
     """
 
     name: str
@@ -79,7 +78,6 @@ class NumberScore:
     bias: float
     errors: Mapping[str, float] = field(default_factory=dict)
     points: tuple[tuple[float, float], ...] = ()
-    calibration: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,6 @@ def _percent(value: float) -> str:
 
 
 _LOG_LOSS, _ROC_AUC = Metric("log_loss", "log loss", higher_is_better=False), Metric("roc_auc", "ROC AUC")
-#: Metrics of predicted quantiles: the loss in the label's unit, the share of the truth between the outermost
-#: two, the distance of that share from the nominal one, and the number of examples where quantiles cross.
-QUANTILE_METRICS = (
-    Metric("pinball_loss", "pinball loss of quantiles", _number, higher_is_better=False),
-    Metric("coverage", "coverage of the interval of quantiles", _percent),
-    Metric("coverage_error", "coverage, distance from the nominal", _percent, higher_is_better=False),
-    Metric("quantile_crossings", "examples whose quantiles cross", _count, higher_is_better=False),
-)
 #: Metrics of quality by kind of label; errors of numbers are in their units, a mean over several numbers.
 BY_KIND = {
     CLASS: (
@@ -70,7 +62,6 @@ BY_KIND = {
         Metric("p90_absolute_error", "absolute error, 90th percentile", _number, higher_is_better=False),
         Metric("mape", "mean absolute percentage error (MAPE)", _percent, higher_is_better=False),
         Metric("r2", "variance explained (R2)"),
-        *QUANTILE_METRICS,
     ),
 }
 #: All of them, each name once.
@@ -115,7 +106,7 @@ CHALLENGER_METRICS = (
 #: Metrics where lower is better, and metrics that are shares, 0..1.
 LOWER_IS_BETTER = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metric.higher_is_better)
 SHARES = (
-    *("ece", "coverage", "coverage_error"),
+    "ece",
     *(metric.name for kind in (CLASS, MULTILABEL) for metric in BY_KIND[kind] if metric.higher_is_better),
 )
 
@@ -130,10 +121,10 @@ LEADS_BY_KIND = {
 }
 COUNTED = LEADS_BY_KIND[CLASS]
 LEAD_METRICS = tuple(dict.fromkeys(name for names in LEADS_BY_KIND.values() for name in names))
-#: Metrics with leads over the champion: these, and those of probabilities and quantiles.
+#: Metrics with leads over the champion: these, and those of probabilities.
 CHAMPION_LEAD_METRICS = (
     *LEAD_METRICS,
-    *("log_loss", "roc_auc", "pr_auc", "mean_average_precision", "pinball_loss", "coverage_error"),
+    *("log_loss", "roc_auc", "pr_auc", "mean_average_precision"),
 )
 
 #: Metrics of a single class, label of a multilabel, or number, by kind of label.
@@ -145,9 +136,3 @@ PARTS = {
 
 #: Metrics of a converted model, besides the main metric, as in `size_mb[format=onnx]`.
 FORMAT_METRICS = ("size_mb", "latency_p50_ms", "latency_p95_ms", "max_difference")
-
-
-def quantile_metric_names(shares: tuple[float, ...]) -> list[str]:
-    """Returns the quantile metrics of a model that predicts these quantiles; for one quantile, the loss."""
-    most = len(QUANTILE_METRICS) if len(shares) > 1 else len(shares)
-    return [metric.name for metric in QUANTILE_METRICS[:most]]

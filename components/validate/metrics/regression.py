@@ -1,9 +1,4 @@
-"""Regression metrics of labels of kind regression, with intervals and leads.
-
-A model may predict quantiles of a single number. Their pinball loss is scikit-learn's mean_pinball_loss, a
-mean over the quantiles. They are judged unsorted: examples where a lower quantile is above a higher one count
-as crossings.
-"""
+"""Regression metrics of labels of kind regression, with intervals and leads."""
 
 from __future__ import annotations
 
@@ -18,11 +13,7 @@ from sklearn import metrics
 from shardline.components.validate.metrics import intervals
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, NumberScore
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Mask
-from shardline.components.validate.metrics.metrics import (
-    CHAMPION_LEAD_METRICS,
-    LEADS_BY_KIND,
-    quantile_metric_names,
-)
+from shardline.components.validate.metrics.metrics import CHAMPION_LEAD_METRICS, LEADS_BY_KIND
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.data.features import REGRESSION, Tally
 
@@ -34,19 +25,12 @@ _SEED = 20170
 
 @dataclass(frozen=True)
 class RegressionOutcomes(Outcomes):
-    """Outcomes of kind regression: truth and outputs are float64 [n, outputs].
-
-    A label of one number may have `quantiles`, float64 [n, shares], with ascending `shares`.
-    """
-
-    quantiles: Floats | None = None
-    shares: tuple[float, ...] = ()
+    """Outcomes of kind regression: truth and outputs are float64 [n, outputs]."""
 
     @cached_property
     def finite(self) -> Mask:
         """Which examples have only finite predictions, [n]."""
-        columns = [self.outputs] if self.quantiles is None else [self.outputs, self.quantiles]
-        finite: Mask = np.logical_and.reduce(np.isfinite(np.concatenate(columns, axis=1)), axis=1)
+        finite: Mask = np.isfinite(self.outputs).all(axis=1)
         return finite
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
@@ -79,8 +63,6 @@ class RegressionOutcomes(Outcomes):
         """Returns the lead over another model on the examples where the outputs of both are finite."""
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
-        if self.shares != other.shares:  # losses of different quantiles cannot be compared
-            ours, theirs = (replace(each, quantiles=None, shares=()) for each in (ours, theirs))
         measured = intervals.find_leads(ours.estimates, theirs.estimates)
         known = (each for each in measured if each.partition("[")[0] in CHAMPION_LEAD_METRICS)
         return {name: measured[name] for name in known} | ours.lead_by_slice(theirs, min_slice)
@@ -89,7 +71,7 @@ class RegressionOutcomes(Outcomes):
         """Returns the baseline that always predicts the means in training."""
         means = [spread.mean for spread in trained.spreads] if trained else self.true.mean(axis=0).tolist()
         outputs = np.tile(means, (len(self.true), 1))
-        always = replace(self, outputs=outputs, columns={}, quantiles=None, shares=())
+        always = replace(self, outputs=outputs, columns={})
         leads, names = self.leads(always), LEADS_BY_KIND[REGRESSION]
         measured = {name: value for name, value in always.score().items() if name in names}
         answer = ", ".join(f"{mean:.4g}" for mean in means)
@@ -110,8 +92,7 @@ class RegressionOutcomes(Outcomes):
             relative = np.abs(error / self.true)
         parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2]
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = intervals.jackknife(np.stack(parts, axis=1), self._measure, self.clusters)
-            return found | self._estimate_quantiles()
+            return intervals.jackknife(np.stack(parts, axis=1), self._measure, self.clusters)
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
@@ -126,33 +107,12 @@ class RegressionOutcomes(Outcomes):
             means |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
         return means
 
-    def _estimate_quantiles(self) -> dict[str, Estimate]:
-        if self.quantiles is None:
-            return {}
-        error, shares = self.true - self.quantiles, np.asarray(self.shares)
-        losses = np.maximum(shares * error, (shares - 1) * error).mean(axis=1)
-        inside = (self.quantiles[:, 0] <= self.true[:, 0]) & (self.true[:, 0] <= self.quantiles[:, -1])
-        crossed = (np.diff(self.quantiles, axis=1) < 0).any(axis=1)
-
-        def measure(sums: Floats) -> dict[str, Floats]:
-            loss, covered, crossings, count = np.moveaxis(sums, -1, 0)
-            distance = np.abs(covered / count - (self.shares[-1] - self.shares[0]))
-            values = loss / count, covered / count, distance, crossings
-            return dict(zip(quantile_metric_names(self.shares), values, strict=False))
-
-        terms = np.stack([losses, inside, crossed, np.ones(len(losses))], axis=1)
-        found = intervals.jackknife(terms, measure, self.clusters)
-        if "coverage" in found:
-            found["coverage"] = intervals.estimate_share(inside, self.clusters)
-        return found
-
     def _score_number(self, index: int) -> NumberScore:
         label, true, outputs = self.label, self.true[:, index], self.outputs[:, index]
         unit, error = label.units[index] if label.units else "", outputs - true
         if not len(error):
             return NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
         drawn = np.random.default_rng(_SEED).permutation(len(true))[:MAX_POINTS]
-        calibration = [] if self.quantiles is None else (self.true <= self.quantiles).mean(axis=0).tolist()
         return NumberScore(
             label.outputs[index],
             unit,
@@ -161,5 +121,4 @@ class RegressionOutcomes(Outcomes):
             bias=float(error.mean()),
             errors={f"{share:g}": float(np.quantile(error, share)) for share in _ERROR_QUANTILES},
             points=tuple(zip(true[drawn].tolist(), outputs[drawn].tolist(), strict=True)),
-            calibration=tuple(zip(self.shares, calibration, strict=True)),
         )

@@ -231,11 +231,6 @@ def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[st
     drawn = {}
     if score.points:
         drawn["Predicted and true"] = plots.draw_predictions(score)
-    if score.calibration:
-        shares = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
-        described = f"Share of true {score.name} below each quantile: {shares}."
-        texts = "quantile", "share of true values below it", described
-        drawn["Calibration of quantiles"] = plots.draw_reliability(score.calibration, *texts)
     return {
         "name": score.name,
         "unit": score.unit,
