@@ -43,7 +43,7 @@ _RULES_HEAD = """\
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
-    shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
+    shardline check anybodys.yaml --param epochs=3
 
 It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
 pipelines and parameters, and studies. It needs no network, TensorFlow or Google Cloud client. A finding says

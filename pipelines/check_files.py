@@ -23,9 +23,7 @@ _TOML = (".toml", ".example")
 _STUDY = frozenset({"metric", "parameter"})
 
 
-def check_file(
-    path: Path, parameters: Mapping[str, Any] | None = None, schedule: Schedule | None = None
-) -> list[Finding]:
+def check_file(path: Path, parameters: Mapping[str, Any] | None = None) -> list[Finding]:
     """Returns the findings in a file: a pipeline or settings, as `read` reads them, schedules or a study.
 
     A schedule is checked with its pipeline and parameters; if its pipeline is in the registry, only the
@@ -36,7 +34,7 @@ def check_file(
         load_study(path)
         return []
     if SCHEDULES not in keys:
-        return check(read(path, parameters), schedule)
+        return check(read(path, parameters))
     findings = []
     for name, declared in load_schedules(path).items():
         if declared.pipeline.startswith("https://"):

@@ -295,7 +295,7 @@ class Environment:
 
 #: The values of an environment, and those that are options of commands too.
 NAMES = tuple(item.name for item in fields(Environment) if item.compare)
-FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
+FLAGS = ("project", "location")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
@@ -348,8 +348,6 @@ def read_values(
     settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
     """Returns the values of `load_environment`, and the origin of each."""
-    if environ.get("VERTEX_LABELS"):  # would be left out without a word
-        raise SettingsError("VERTEX_LABELS is called VERTEX_TAGS now: rename the variable")
     values = read_environment(settings) if settings else {}
     origins = dict.fromkeys(values, str(settings))
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Commands that check before a run: `shardline check`, `settings show` and `doctor`."""
+"""Commands that check before a run: `shardline check` and `doctor`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ import click
 from shardline.components.text import enumerate_names, fitted
 from shardline.pipelines.cli.options import (
     PATH,
-    CommandGroup,
     environment_flags,
     json_option,
     parameter_options,
     runs_dir_option,
     show,
     show_json,
-    show_table,
 )
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError
@@ -39,30 +37,17 @@ _PLACES = 3
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @parameter_options
-@click.option("--cron", help="Check this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
-@click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
-@click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit by default.")
 @json_option
-def check(
-    files: tuple[Path, ...],
-    given: Mapping[str, Any] | None,
-    cron: str | None,
-    as_json: bool,
-    **limits: Any,
-) -> None:
+def check(files: tuple[Path, ...], given: Mapping[str, Any] | None, as_json: bool) -> None:
     """Find mistakes in compiled pipelines and settings before a run.
 
     FILES are compiled pipelines (YAML or JSON), Shardline's or not, and settings, schedules and studies
-    (TOML). Parameters are checked with --params, --param or --cron. Exits with 1 for errors. docs/check.md
+    (TOML). Parameters are checked with --params or --param. Exits with 1 for errors. docs/check.md
     lists the rules.
     """
-    from shardline.pipelines.check.rules.schedules import Schedule
     from shardline.pipelines.check_files import check_file
 
-    if given is None and cron is not None:
-        given = {}
-    schedule = None if cron is None else Schedule(cron=cron, **limits)
-    findings = {str(file): check_file(file, given, schedule) for file in files}
+    findings = {str(file): check_file(file, given) for file in files}
     if as_json:
         files_found = [
             {"file": name, **_counts(found), "findings": list(map(dataclasses.asdict, found))}
@@ -96,26 +81,6 @@ def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None
 def _counts(found: list[Finding]) -> dict[str, int]:
     errors = sum(finding.severity == "error" for finding in found)
     return {"errors": errors, "warnings": len(found) - errors}
-
-
-@click.group(cls=CommandGroup)
-def settings() -> None:
-    """Show the settings of an environment."""
-
-
-@settings.command("show")
-@environment_flags
-@json_option
-def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
-    """Show the values of [vertex], and where each comes from."""
-    from shardline.pipelines.settings import NAMES, load_environment
-
-    found = load_environment(settings, flags, os.environ, needed=())
-    rows = [(name, getattr(found, name), found.origins.get(name, "default")) for name in NAMES]
-    if as_json:
-        show_json({f"vertex.{name}": {"value": value, "origin": origin} for name, value, origin in rows})
-    else:
-        show_table([("NAME", "VALUE", "FROM"), *((name, str(value or "-"), by) for name, value, by in rows)])
 
 
 @click.command()

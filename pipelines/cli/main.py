@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from shardline.components.text import fitted
-from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
+from shardline.pipelines.cli.checks import check, doctor, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.gate import gate
-from shardline.pipelines.cli.history import runs
 from shardline.pipelines.cli.models import champion, probe, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
@@ -141,11 +140,11 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))
 
 
-main.add_section("Start", new, doctor, settings, compile, check)
+main.add_section("Start", new, doctor, compile, check)
 main.add_section("Data and models", preprocess, dataset, drift, validate, gate, champion, probe)
 main.add_section("Run on this machine", run, rehearse, train, launch)
 main.add_section("Run on the platform", image, upload, submit, schedule, cancel)
-main.add_section("Look at runs", runs, status, logs, explain)
+main.add_section("Look at runs", status, logs, explain)
 
 if __name__ == "__main__":
     sys.argv[0] = "shardline"  # the program of the commands that a run proposes

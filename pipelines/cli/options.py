@@ -20,13 +20,7 @@ from shardline.pipelines.tables import project_settings
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
 
-_HELP = {
-    "project": "Google Cloud project.",
-    "location": "Region, such as europe-west4.",
-    "pipeline_root": "Directory for the outputs of runs, gs://BUCKET/PATH.",
-    "service_account": "Service account of the runs.",
-    "registry": "KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.",
-}
+_HELP = {"project": "Google Cloud project.", "location": "Region, such as europe-west4."}
 #: Names of the platform options, which `environment_flags` adds.
 PLATFORM_OPTIONS = ("settings", *_HELP)
 
@@ -81,7 +75,6 @@ def path_option(
 
 runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
 settings_option = click.option(
     "--settings",
     type=PATH,

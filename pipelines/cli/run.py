@@ -82,9 +82,6 @@ def _is_installed(module: str) -> bool:
 @parameter_options
 @runs_dir_option
 @click.option("--resume", metavar="RUN", help="Failed run to continue: its directory, its name, or latest.")
-@click.option(
-    "--abandoned", is_flag=True, help="With --resume: the run is recorded as running, but has ended."
-)
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 if the model is not blessed.")
 @_network_option
 @_inject_option
@@ -94,7 +91,6 @@ def run(
     given: Mapping[str, Any] | None,
     runs_dir: Path,
     resume: str | None,
-    abandoned: bool,
     slurm: Submission | None,
     **options: Any,
 ) -> None:
@@ -114,12 +110,10 @@ def run(
     from shardline.pipelines.local.record import FailedRun
     from shardline.pipelines.local.run import run_pipeline
 
-    failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir), abandoned=abandoned)
+    failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir))
     if failed is not None:
         pipeline = pipeline or failed.directory / PIPELINE_FILE
         given = {**failed.record.parameters, **(given or {})}
-    elif abandoned:
-        raise click.UsageError("--abandoned needs --resume")
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
     parameters = _checked(pipeline, given or {}, runs_dir)

@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -172,10 +173,11 @@ class Place(NamedTuple):
 @json_option
 @run_options
 def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place) -> None:
-    """Show the tasks of RUN or, without RUN, the latest runs.
+    """Show the tasks of RUN or, without RUN, the newest runs.
 
     RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
-    on the platform. The latest runs are those on the platform; 'shardline runs' lists the others.
+    on the platform. The newest runs are those in RUNS_DIR and, where --settings, --project or VERTEX_PROJECT
+    names it, on the platform.
     """
     if run is not None:
         with foreground(sys.stderr if as_json else None):
@@ -193,13 +195,30 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
     elif waits:
         raise click.UsageError("--wait needs a RUN")
     else:
-        from shardline.components.runs.platform_run import latest_runs
+        _list(place, limit, as_json)
 
-        try:
-            platform = place.platform()
-        except SettingsError as error:
-            raise SettingsError(f"{error}; 'shardline runs' lists the runs on this machine") from None
-        show_runs(latest_runs(platform, limit), f"no runs in {platform.parent}", as_json)
+
+def _list(place: Place, limit: int, as_json: bool) -> None:
+    """Prints the newest runs here and on the platform, newest first."""
+    from shardline.components.runs.platform_run import latest_runs
+    from shardline.pipelines.engines.engine import newest_here
+
+    listed, where = newest_here(place.runs_dir, limit), str(place.runs_dir)
+    if place.settings is not None or place.flags["project"] or os.environ.get("VERTEX_PROJECT"):
+        platform = place.platform()
+        listed += [("platform", run) for run in latest_runs(platform, limit)]
+        where = f"{where} and {platform.parent}"
+    listed = sorted(listed, key=lambda item: item[1].created, reverse=True)[:limit]
+    if as_json:
+        show_json({"runs": [{"place": name, **run.as_json()} for name, run in listed]})
+    elif listed:
+        show_table([("RUN", "WHERE", "PIPELINE", "STATE", "BEGAN", "TOOK", ""), *starmap(_row, listed)])
+    else:
+        click.echo(f"no runs in {where}")
+
+
+def _row(place: str, run: PlatformRun) -> tuple[str, ...]:
+    return run.job_id, place, run.pipeline, run.state, local_time(run.created), run.duration, run.error[:80]
 
 
 @click.command()
@@ -270,17 +289,6 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
         return parse_pipeline(content, Path(address)), address, content
     content = read_pipeline(Path(pipeline))
     return parse_pipeline(content, Path(pipeline)), "", content
-
-
-def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
-    """Prints a list of runs, or the text `none` for an empty list."""
-    if as_json:
-        show_json({"runs": [item.as_json() for item in runs]})
-    elif runs:
-        rows = ((item.job_id, item.state, local_time(item.created), item.duration) for item in runs)
-        show_table([("RUN", "STATE", "SUBMITTED", "DURATION"), *rows])
-    else:
-        click.echo(none)
 
 
 def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> None:

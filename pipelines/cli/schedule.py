@@ -1,4 +1,4 @@
-"""Commands about schedules: `shardline schedule apply`, list, pause, resume, delete and runs."""
+"""Commands about schedules: `shardline schedule apply`, list and delete."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from shardline.pipelines.cli.options import (
     show,
     show_json,
     show_table,
-    typed,
 )
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
     from shardline.pipelines.parameters import Proofs
-    from shardline.pipelines.remote.schedules import DeclaredSchedule, Existing, SchedulePlan, ScheduleStep
+    from shardline.pipelines.remote.schedules import DeclaredSchedule, Existing, SchedulePlan
     from shardline.pipelines.settings import Environment
 
 
@@ -125,59 +124,20 @@ def list_(as_json: bool, environment: Environment) -> None:
 @click.argument("name")
 @json_option
 @environment_options
-def pause(name: str, as_json: bool, environment: Environment) -> None:
-    """Pause the schedule NAME; active runs continue."""
-    from shardline.pipelines.remote.schedules import ACTIVE, change_state
-
-    steps = [change_state(item, paused=True) for item in _find(environment, name) if item["state"] == ACTIVE]
-    _do(environment, name, steps, "paused", as_json)
-
-
-@schedule.command()
-@click.argument("name")
-@click.option("--catch-up", is_flag=True, help="First start the runs that were missed during the pause.")
-@json_option
-@environment_options
-def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -> None:
-    """Resume the paused schedule NAME."""
-    from shardline.pipelines.remote.schedules import PAUSED, change_state
-
-    found = _find(environment, name)
-    if len(found) > 1:
-        raise SettingsError(
-            f"{len(found)} schedules are called {name}, and each would start its runs; "
-            f"{typed('schedule apply', name)} leaves one"
-        )
-    steps = [change_state(item, paused=False, catch_up=catch_up) for item in found if item["state"] == PAUSED]
-    _do(environment, name, steps, "resumed, missed runs first" if catch_up else "resumed", as_json)
-
-
-@schedule.command()
-@click.argument("name")
-@json_option
-@environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
     """Delete all schedules called NAME; active runs continue."""
-    from shardline.pipelines.remote.schedules import ScheduleStep
+    from shardline.pipelines.remote.schedules import ScheduleStep, list_schedules, send_step
 
-    found = _find(environment, name, required=False)
-    steps = [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in found]
-    _do(environment, name, steps, "deleted", as_json)
-
-
-@schedule.command()
-@click.argument("name")
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
-@json_option
-@environment_options
-def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
-    """List the latest runs of the schedule NAME."""
-    from shardline.components.runs.platform_run import latest_runs
-    from shardline.pipelines.cli.runs import show_runs
-
-    conditions = [f'schedule_name="{item["name"]}"' for item in _find(environment, name)]
-    started = latest_runs(environment.platform, limit, " OR ".join(conditions))
-    show_runs(started, f"{name} has started no run", as_json)
+    known = list_schedules(environment.platform)
+    found = [str(item["name"]) for item in known if item.get("displayName") == name]
+    for each in found:
+        send_step(environment.platform, name, ScheduleStep("DeleteSchedule", {"name": each}))
+    count = f" ({len(found)} schedules of this name)" if len(found) > 1 else ""
+    show(
+        as_json,
+        {"name": name, "changed": found},
+        f"{name} deleted{count}" if found else f"{name}: nothing to do",
+    )
 
 
 def _wanted(
@@ -206,29 +166,6 @@ def _wanted(
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
         yield wanted, run_request(environment, wanted, spec, parameters, template_uri=template_uri), proof
-
-
-def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
-    """Returns the schedules called `name`; SettingsError if there is none and one is required."""
-    from shardline.pipelines.remote.schedules import list_schedules
-
-    known = list_schedules(environment.platform)
-    found = [item for item in known if item.get("displayName") == name]
-    if required and not found:
-        near = did_you_mean(name, {str(item.get("displayName")) for item in known}, after="; ")
-        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{near}")
-    return found
-
-
-def _do(environment: Environment, name: str, steps: Sequence[ScheduleStep], done: str, as_json: bool) -> None:
-    """Makes calls about the schedule `name`, and prints what was done."""
-    from shardline.pipelines.remote.schedules import send_step
-
-    for step in steps:
-        send_step(environment.platform, name, step)
-    count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
-    text = f"{name} {done}{count}" if steps else f"{name}: nothing to do"
-    show(as_json, {"name": name, "changed": [str(step.request["name"]) for step in steps]}, text)
 
 
 def _row(item: Existing) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ import click
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
-    dry_run_option,
     json_option,
     path_option,
     proof_options,
@@ -37,14 +36,12 @@ if TYPE_CHECKING:
 @click.option(
     "--tag", "tags", multiple=True, help="Tag for the version; an existing tag is moved. Repeatable."
 )
-@dry_run_option
 @json_option
 @proof_options
 @registry_options
 def upload(
     pipeline: Path,
     tags: tuple[str, ...],
-    dry_run: bool,
     as_json: bool,
     environment: Environment,
     proofs: Proofs,
@@ -64,9 +61,6 @@ def upload(
     registry.check_tags(tags)
     proof = proofs.describe(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
-    if dry_run:
-        show_json(registry.upload_requests(address, name, pipeline, tags))
-        return
     done = registry.upload(address, name, pipeline, tags)
     lines = [f"{'uploaded' if done.is_new else 'already in the registry:'} {done.url}"]
     for tag in dict.fromkeys(tags):

@@ -321,17 +321,16 @@ class FailedRun:
     record: RunRecord
 
     @classmethod
-    def find(cls, directory: Path, *, abandoned: bool = False) -> FailedRun:
-        """Reads the record of a run; `abandoned` says that it has ended where this cannot be detected here.
+    def find(cls, directory: Path) -> FailedRun:
+        """Reads the record of a run.
 
         Raises SettingsError when it is no run directory, or damaged, and PipelineError when the run is still
         running, has succeeded, or its pipeline cannot continue one.
         """
         record = RunRecord.read(directory)
-        if record.state == RUNNING and not (abandoned and not record.has_reliable_lock):
-            hint = "" if record.has_reliable_lock else "; where its process is gone, --abandoned continues it"
+        if record.state == RUNNING:
             raise PipelineError(
-                f"the run {record.name} is still running; 'shardline logs {directory} -f' follows it{hint}"
+                f"the run {record.name} is still running; 'shardline logs {directory} -f' follows it"
             )
         if record.state == SUCCEEDED:
             raise PipelineError(f"the run {record.name} has succeeded: there is nothing to continue")

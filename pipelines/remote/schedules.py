@@ -63,8 +63,7 @@ class DeclaredSchedule(Schedule):
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
     `params` is a file of parameters, which `parameters` override. settings/schedules.toml.example explains
-    the fields; None leaves it to the pipeline, or to `shardline
-    schedule pause` and `resume`.
+    the fields; None leaves it to the pipeline, or as it is on the platform.
     """
 
     pipeline: str
@@ -254,16 +253,10 @@ def make_plan(
         if kept["state"] != COMPLETED and paused != (kept["state"] == PAUSED):
             action = Action.UPDATE
             differences.append(Difference("paused", _text(not paused), _text(paused)))
-            steps.append(change_state(kept, paused=paused))
+            call = "PauseSchedule" if paused else "ResumeSchedule"
+            steps.append(ScheduleStep(call, {"name": kept["name"]}))
     steps += [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in rest]
     return SchedulePlan(body, found, action, tuple(differences), paused, tuple(steps))
-
-
-def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> ScheduleStep:
-    """Returns the call that pauses or resumes a schedule; `catch_up` starts missed runs first."""
-    if paused:
-        return ScheduleStep("PauseSchedule", {"name": item["name"]})
-    return ScheduleStep("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
 
 
 def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shardline.components.vertex.client import platform_errors, retry_policy
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
@@ -53,15 +53,6 @@ def check_tags(tags: Sequence[str]) -> None:
                 f"a tag must have lower-case letters, digits, ., _ and -, and begin with a letter or digit, "
                 f"got {tag!r}"
             )
-
-
-def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]) -> Any:
-    """Returns the requests of `upload` to the registry as JSON."""
-    version = _digest(file.read_bytes())
-    return {
-        "upload": {"url": registry, "package": package, "content": str(file), "version": version},
-        "tags": dict.fromkeys(tags, f"{package}/{version}"),
-    }
 
 
 def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uploaded:

@@ -149,11 +149,12 @@ def test_every_verb_has_its_help(bare: tuple[str, ...], tmp_path: Path) -> None:
 def test_a_project_is_made_compiled_checked_and_planned(
     bare: tuple[str, ...], vertex: FakeVertex, tmp_path: Path
 ) -> None:
-    place = f"--project {PROJECT} --location {LOCATION} --pipeline-root gs://{BUCKET}/root"
+    place = f"--project {PROJECT} --location {LOCATION}"
     (tmp_path / "schedules.toml").write_text(
         '[schedules.nightly]\ncron = "TZ=UTC 0 6 * * *"\npipeline = "retrain.yaml"\n'
         '[schedules.nightly.parameters]\nsource = "digits"\nchampion_uri = "gs://b/champions"\n'
     )
+    environ = {**os.environ, **vertex.environment, "VERTEX_PIPELINE_ROOT": f"gs://{BUCKET}/root"}
     lines = [
         "new leafnet",
         f"compile --settings leafnet/settings.toml --image {IMAGE} --output retrain.yaml",
@@ -161,4 +162,4 @@ def test_a_project_is_made_compiled_checked_and_planned(
         f"submit retrain.yaml --dry-run -p source=digits -p champion_uri=gs://b/champions {place}",
         f"schedule apply --dry-run --file schedules.toml {place}",
     ]
-    assert commands(bare, lines, tmp_path, {**os.environ, **vertex.environment}) == len(lines)
+    assert commands(bare, lines, tmp_path, environ) == len(lines)

@@ -56,7 +56,6 @@ COMMANDS = {
     "CreateTag": ("upload", "toy.yaml", "--tag", "latest"),
     "ListSchedules": ("schedule", "list"),
     "CreateSchedule": ("schedule", "apply", "--file", "schedules.toml"),
-    "PauseSchedule": ("schedule", "pause", "standing"),
     "DeleteSchedule": ("schedule", "delete", "standing"),
 }
 #: One for each way in which commands speak to the platform.
@@ -64,7 +63,7 @@ WAYS = ("CreatePipelineJob", "GetPipelineJob", "UploadPipeline", "ListSchedules"
 #: Those of them that make something, by gRPC and by REST.
 MAKING = ("CreatePipelineJob", "UploadPipeline")
 #: Calls that are not made again when it is not known whether they have been done: the command is.
-UNCERTAIN = ("CreateSchedule", "PauseSchedule")
+UNCERTAIN = ("CreateSchedule",)
 
 
 def first(chosen: Collection[str], methods: Collection[str]) -> list[Any]:

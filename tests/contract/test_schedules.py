@@ -162,7 +162,6 @@ def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
     assert values == {"epochs": 3, "day": "2028-02-28T23:00:00Z"}
     assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/root"
     assert set(job.labels) >= {"shardline-template", "shardline-request"}
-    assert job.name.rpartition("/")[2] in done("runs", "nightly")
 
 
 def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
@@ -194,7 +193,7 @@ def test_apply_that_died_anywhere_is_repaired_by_the_next(
 ) -> None:
     done("apply")
     if paused:
-        done("pause", "nightly")
+        only(workplace).state = Schedule.State.PAUSED
     declare(epochs=4)
     if answer_is_lost:
         workplace.services.fail(method, drop="answer")
@@ -236,9 +235,6 @@ def test_a_second_schedule_of_the_name_is_seen_and_removed(workplace: FakeVertex
     twin.name = f"{twin.name}7"
     workplace.services.schedules[twin.name] = twin
 
-    refused = shardline("resume", "nightly")
-    assert refused.exit_code == 2
-    assert "2 schedules are called nightly" in refused.output
     assert "cleaned up" in done("apply")
     assert only(workplace).name != twin.name
 
@@ -257,18 +253,10 @@ def test_a_schedule_of_notebooks_is_left_alone(workplace: FakeVertex) -> None:
     assert list(workplace.services.schedules) == [other.name]
 
 
-def test_pause_and_resume(workplace: FakeVertex) -> None:
+def test_one_that_was_paused_on_the_platform_stays_so(workplace: FakeVertex) -> None:
     done("apply")
-    assert done("pause", "nightly") == "nightly paused\n"
-    assert done("pause", "nightly") == "nightly: nothing to do\n"
-    assert fired(workplace, later(minutes=1)) == []
+    only(workplace).state = Schedule.State.PAUSED
     assert done("apply") == "nightly: nothing to do; is paused\n"
-
-    done("resume", "nightly", "--catch-up")
-    assert only(workplace).catch_up
-    done("pause", "nightly")
-    done("resume", "nightly")
-    assert not only(workplace).catch_up
 
 
 def test_list_and_delete(workplace: FakeVertex) -> None:
@@ -278,13 +266,9 @@ def test_list_and_delete(workplace: FakeVertex) -> None:
     assert heading.split() == ["NAME", "ID", "STATE", "CRON", "NEXT", "RUN", "RUNS"]
     assert NEXT in row
     assert json.loads(done("list", "--json"))["schedules"][0]["state"] == "ACTIVE"
-    assert done("runs", "nightly") == "nightly has started no run\n"
 
     assert done("delete", "nightly") == "nightly deleted\n"
     assert done("delete", "nightly") == "nightly: nothing to do\n"
-    unknown = shardline("pause", "nightly")
-    assert unknown.exit_code == 2
-    assert "there is no schedule 'nightly'" in unknown.output
 
 
 def test_what_is_not_in_the_file_is_left_alone(workplace: FakeVertex) -> None:

@@ -125,15 +125,11 @@ def test_json(tmp_path: Path) -> None:
     assert set(second["findings"][0]) == {"code", "severity", "where", "why", "fix"}
 
 
-def test_parameters_and_schedule_are_checked_when_they_are_given(tmp_path: Path) -> None:
+def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
     path = written(tmp_path / "p.yaml", pipeline(parameters={"p": "NUMBER_INTEGER"}))
 
     assert run(path).exit_code == 0
     assert "SL602" in run(path, "--param", "p=three").output
-    scheduled = run(path, "--cron", "0 25 * * *")
-    assert {"SL603", "SL901", "SL902", "SL906"} == set(re.findall(r"SL\d+", scheduled.output))
-    right = run(path, "-p", "p=3", "--cron", "TZ=UTC 0 5 * * *", "--max-concurrent-active-run-count", 1)
-    assert right.output == f"{path}: nothing found\n"
 
 
 def test_a_pipeline_job_is_checked_with_its_parameters_and_labels(tmp_path: Path) -> None:

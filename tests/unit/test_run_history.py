@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.runs.directory import find_run
-from shardline.components.runs.record import directory_lock
 from shardline.pipelines.cli import run as run_commands
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.record import FailedRun
@@ -70,7 +68,7 @@ def test_runs_are_listed_newest_first_and_the_link_is_no_run(two: Path) -> None:
     (two / "run-3").mkdir()
     (two / "run-3" / "run.json").write_text("damaged")
 
-    lines = shardline("runs", "--runs-dir", two).stdout.splitlines()
+    lines = shardline("status", "--runs-dir", two).stdout.splitlines()
 
     assert [line.split()[:4] for line in lines] == [
         ["RUN", "WHERE", "PIPELINE", "STATE"],
@@ -79,20 +77,8 @@ def test_runs_are_listed_newest_first_and_the_link_is_no_run(two: Path) -> None:
     ]
     assert lines[1].endswith("1 min 02 s  blessed, accuracy 0.9000")
     assert lines[2].endswith("train, replica chief-0")
-    listed = json.loads(shardline("runs", "--runs-dir", two, "--json", "--limit", 1).stdout)["runs"]
+    listed = json.loads(shardline("status", "--runs-dir", two, "--json", "--limit", 1).stdout)["runs"]
     assert [item["run"] for item in listed] == ["run-2"]
-
-
-def test_what_differs_between_two_runs_stands_side_by_side(two: Path) -> None:
-    shown = shardline("runs", "compare", "run-1", "latest", "--runs-dir", two).stdout
-
-    rows = [line.split() for line in shown.splitlines()]
-    assert rows[0] == ["run-1", "run-2"]
-    assert ["epochs", "3", "6"] in rows
-    assert ["train_options.grace_period", "-", "5"] in rows
-    assert ["accuracy", "-", "0.9"] in rows
-    assert rows[-1] == ["3", "values", "are", "the", "same"]
-    assert "seconds" not in shown
 
 
 def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: Path) -> None:
@@ -155,7 +141,7 @@ def test_a_start_that_is_given_stays(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"state": "running"}, "run-1 is still running; 'shardline logs .*process is gone, --abandoned"),
+        ({"state": "running"}, "run-1 is still running; 'shardline logs "),
         ({"state": "succeeded"}, "run-1 has succeeded: there is nothing to continue"),
         ({"pipeline": "tune"}, "only runs of 'retrain' can be continued"),
     ],
@@ -165,19 +151,6 @@ def test_what_cannot_be_continued(runs: Path, facts: dict[str, str], message: st
         FailedRun.find(write_run(runs, "run-1", **facts))
     with pytest.raises(SettingsError, match="there is no run 'run-9', neither as a directory nor in"):
         find_run("run-9", runs)
-
-
-def test_a_run_whose_end_cannot_be_detected_needs_abandoned(runs: Path) -> None:
-    """Its record has no lock, or is another machine's; a lock that is held is believed above the word."""
-    for number, facts in enumerate(({"locked": False}, {"locked": True, "host": "gone"})):
-        directory = write_run(runs, f"run-{number}", state="running", **facts)
-        assert FailedRun.find(directory, abandoned=True).record.name == directory.name
-    here = write_run(runs, "run-3", state="running", locked=True, host=socket.gethostname())
-    with (
-        directory_lock(here),
-        pytest.raises(PipelineError, match=r"is still running; 'shardline logs .* follows it$"),
-    ):
-        FailedRun.find(here, abandoned=True)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -199,13 +172,9 @@ def test_a_run_is_continued_with_the_copy_of_its_pipeline_or_the_one_given(
     assert values["epochs"] == 3
 
 
-def test_options_that_belong_together(runs: Path) -> None:
-    for words, message in (
-        (("run",), "Missing argument 'PIPELINE'"),
-        (("run", "x.yaml", "--abandoned"), "--abandoned needs --resume"),
-    ):
-        result = shardline(*words)
-        assert (result.exit_code, message in result.output) == (2, True)
+def test_a_run_needs_a_pipeline(runs: Path) -> None:
+    result = shardline("run")
+    assert (result.exit_code, "Missing argument 'PIPELINE'" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("absent", ["psutil", "tensorflow"])
