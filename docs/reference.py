@@ -69,14 +69,13 @@ This page is generated: `python -m docs.reference`.
 """
 #: Titles of the page's tables, by the first digit of a rule's code.
 _TITLES = {
-    "1": "Worker pools and machines",
-    "2": "Scheduling, accounts and networks",
+    "1": "Worker pools",
+    "2": "Scheduling, restarts and connections",
     "3": "Payload, arguments and variables",
     "4": "Images",
     "5": "Tasks, retries and caching",
     "6": "Parameters and paths of a run",
-    "7": "Batches and shards",
-    "8": "Labels and secrets",
+    "8": "Secrets",
     "9": "Schedules",
 }
 

@@ -14,9 +14,9 @@ from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import load_study
 from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules import load_schedules
-from shardline.pipelines.settings import load, load_image, read_environment
+from shardline.pipelines.settings import load, read_environment
 from shardline.pipelines.spec import read_pipeline
-from shardline.pipelines.tables import project_settings, read_settings_file
+from shardline.pipelines.tables import read_settings_file
 
 _TOML = (".toml", ".example")
 #: Keys that every study has, and no settings file.
@@ -49,13 +49,11 @@ def read(path: Path, parameters: Mapping[str, Any] | None = None) -> Pipeline:
     """Reads a file for a check; `parameters` are those of the run, None if they are not known.
 
     The file is a pipeline (YAML or JSON), alone or in a PipelineJob, or settings (TOML), which are compiled.
-    In a project, its settings say what the image holds.
     Raises PipelineError when it is not a pipeline, and SettingsError when settings cannot be read.
     """
     if path.suffix not in _TOML:
-        image = load_image(file) if (file := project_settings()) else None
-        return replace(parse(read_pipeline(path), path, parameters), image=image)
+        return parse(read_pipeline(path), path, parameters)
     from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 
-    pipeline = parse(compile_pipeline(load(path)), path, parameters)
-    return replace(pipeline, environment=read_environment(path), image=load_image(path))
+    location = str(read_environment(path).get("location", ""))
+    return replace(parse(compile_pipeline(load(path)), path, parameters), location=location)

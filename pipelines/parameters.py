@@ -23,7 +23,6 @@ from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.pipelines.plain_secrets import secret_kind
 from shardline.pipelines.spec import RETRAIN, TUNE, all_tasks, declared_parameters, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
@@ -61,7 +60,7 @@ def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
     """Returns the parameters converted to their declared types: str, int, float, bool, dict or list.
 
     Values are texts, as on a command line, or of the declared type. Raises PipelineError when one is unknown,
-    mistyped, not one of its literals, or missing, or holds a secret.
+    mistyped, not one of its literals, or missing.
     """
     known = declared_parameters(spec)
     checked = {name: _check(name, value, known) for name, value in parameters.items()}
@@ -77,17 +76,8 @@ def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any
     if name not in known:
         listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
         hint = did_you_mean(name, known) or f"it has {listing or 'none'}"
-        if name.startswith("min_") and "rules" in known:
-            hint = """a smallest value is a rule, such as rules='["macro_recall >= 0.8"]'"""
         raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}")
-    converted = convert(name, value, known[name])
-    if kind := secret_kind(name, converted):
-        raise PipelineError(
-            f"the parameter {name} holds {kind}, which everyone with access to the run could read; put it "
-            "into Secret Manager, pass its name, projects/PROJECT/secrets/NAME/versions/latest, and "
-            "revoke this one"
-        )
-    return converted
+    return convert(name, value, known[name])
 
 
 def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
@@ -187,7 +177,7 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
 OWN_PIPELINES = (RETRAIN, TUNE)
 #: Parameters that pipelines of these names must have.
 _RETRAINED = ("source", "model", "preprocess_processes")
-REQUIRED_PARAMETERS = {
+_REQUIRED = {
     RETRAIN: _RETRAINED,
     TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
 }
@@ -200,9 +190,15 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     before any cost. Loads neither TensorFlow nor the user's own code.
 
     Raises:
+        PipelineError: When a pipeline of this name lacks parameters.
         SettingsError: When a value is out of range, or the study is wrong.
         SourceError, ModelError: When there is no such source or model.
     """
+    if absent := [parameter for parameter in _REQUIRED[name] if parameter not in parameters]:
+        raise PipelineError(
+            f"the pipeline is named {name}, as Shardline's is, and has no parameter {', '.join(absent)}; "
+            "compile it with this release, or rename it"
+        )
     values = {**parameters, "processes": parameters["preprocess_processes"]}
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")

@@ -12,8 +12,7 @@ from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import OWN_PIPELINES, REQUIRED_PARAMETERS, check_parameters, check_values
-from shardline.pipelines.settings import load_image
+from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values
 from shardline.pipelines.spec import defaults, parse_file
 from shardline.trainer.base.errors import PipelineError
 
@@ -56,14 +55,13 @@ def check_run(
     schedule: Schedule | None = None,
     *,
     here: bool = False,
-    settings: Path | None = None,
+    location: str = "",
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Checks a pipeline (IR), the parameters of a run and its schedule, before the run starts.
 
     `given` has values by name: texts, as on a command line, or values of the declared type. A run `here`, on
-    this machine, needs the data and the model function here. The table [image] of the settings file, if it
-    has one, says what the image holds. Returns the parameters, converted to their declared types, and the
-    warnings of `shardline check`.
+    this machine, needs the data and the model function here; any other is in the region `location`. Returns
+    the parameters, converted to their declared types, and the warnings of `shardline check`.
 
     Raises:
         PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or
@@ -72,18 +70,10 @@ def check_run(
         SourceError, ModelError: When there is no such source or model.
     """
     parameters = check_parameters(spec, given)
-    values = defaults(spec) | parameters
-    name = spec["pipelineInfo"]["name"]
-    if absent := [parameter for parameter in REQUIRED_PARAMETERS.get(name, ()) if parameter not in values]:
-        raise PipelineError(
-            f"the pipeline is named {name}, as Shardline's is, and has no parameter {', '.join(absent)}; "
-            "compile it with this release, or rename it"
-        )
-    if name in OWN_PIPELINES:
-        check_values(name, values, here=here)
+    if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
+        check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here)
     aim = Aim.HERE if here else Aim.SENT
-    image = load_image(settings) if settings else None
-    findings = refuse_errors(Pipeline(spec, parameters, aim=aim, image=image), schedule)
+    findings = refuse_errors(Pipeline(spec, parameters, aim=aim, location=location), schedule)
     if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
         raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
     return parameters, findings
@@ -95,4 +85,4 @@ def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = No
     runtime = mapping_at(file.job, "runtimeConfig")
     if given is None and "parameterValues" in runtime:
         given = mapping_at(runtime, "parameterValues")
-    return Pipeline(file.spec, given, tuple(file.platforms), mapping_at(file.job, "labels"))
+    return Pipeline(file.spec, given)

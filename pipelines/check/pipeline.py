@@ -6,12 +6,11 @@ import enum
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 from shardline.components.vertex.payload import mapping_at
-from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.base.errors import PipelineError
 
 
@@ -48,23 +47,18 @@ class Aim(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A compiled pipeline (IR 2.x), the labels and parameters of its run, and what happens to it next.
+    """A compiled pipeline (IR 2.x), the parameters of its run, and what happens to it next.
 
     Attributes:
         spec: The pipeline's spec, as `parse_file` reads it: its structure is checked there.
         given: Parameters by name; None when they are not known.
-        platforms: Names of the platforms for which the file has settings in a second document.
-        environment: Values by name of the table [vertex] of the settings from which it was compiled.
-        image: The table [image] of the settings; None without one.
+        location: Region of the run; "" when it is not known.
     """
 
     spec: Mapping[str, Any]
     given: Mapping[str, Any] | None = None
-    platforms: tuple[str, ...] = ()
-    labels: Mapping[str, Any] | None = None
     aim: Aim = Aim.ASKED
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    image: ImageSettings | None = None
+    location: str = ""
 
     where = "pipeline"  # its name in a finding
 

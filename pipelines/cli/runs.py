@@ -98,7 +98,7 @@ def submit(
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
     check_labels(own := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
-    parameters, warnings = check_run(spec, given or {}, settings=environment.file)
+    parameters, warnings = check_run(spec, given or {}, location=environment.location)
     proof = proofs.describe(content)
     request = submission.job_request(
         environment,

@@ -159,7 +159,7 @@ def _wanted(
         wanted = declared[name]
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
-            parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
+            parameters, warnings = check_run(spec, wanted.parameters, wanted, location=environment.location)
             proof = proofs.describe(content)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None

@@ -24,8 +24,7 @@ from shardline.components.text import timestamp, truncate
 from shardline.components.vertex.client import Platform, call_api, list_all, wait_for_operation
 from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
-from shardline.pipelines.check.registry import Severity, apply
-from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
+from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
@@ -44,7 +43,6 @@ _FIELDS = (
     "cron",
     "max_concurrent_run_count",
     "max_concurrent_active_run_count",
-    "allow_queueing",
     "max_run_count",
     "start_time",
     "end_time",
@@ -76,9 +74,6 @@ class DeclaredSchedule(Schedule):
     def __post_init__(self) -> None:
         if not self.display_name.strip() or '"' in self.display_name:
             raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
-        for finding in apply({Schedule: [self]}):
-            if finding.severity is Severity.ERROR or finding.code == NO_ZONE:
-                raise SettingsError(f"{finding.why}; {finding.fix}")
         for name in ("start_time", "end_time"):
             time = getattr(self, name)
             if time is not None and time.tzinfo is None:

@@ -92,7 +92,7 @@ def test_an_image_keeps_its_digest_everywhere_and_a_tag_is_warned_of(image: str)
 
     assert ours == {image}
     warned = {finding.code for finding in check(parse(text, Path("p.yaml")))}
-    assert warned == (set() if "@" in image else {"SL410"})
+    assert warned == (set() if "@" in image else {"SL403"})
 
 
 def test_a_digest_takes_the_place_of_the_settings_tag(tmp_path: Path) -> None:

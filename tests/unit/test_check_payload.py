@@ -11,7 +11,7 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from shardline.components.vertex.payload import is_surely_missing, whole_number
 from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
-from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
+from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"
@@ -116,8 +116,7 @@ def test_concat_and_if_present_are_written_out() -> None:
         (LATER, set()),
         ([LATER], set()),
         ([{"machine_spec": LATER, "container_spec": LATER, "replica_count": LATER}], set()),
-        ([{"machine_spec": LATER}], {"SL105"}),
-        ([{"replica_count": 1}, 3], {"SL105", "SL111"}),
+        ([{"replica_count": 0.5}, 3], {"SL106"}),
     ],
 )
 def test_what_is_not_known_is_not_guessed_at(pools: Any, missing: set[str]) -> None:

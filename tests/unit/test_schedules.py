@@ -89,11 +89,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "word"),
     [
-        ('cron = "TZ=UTC 0 6 * *"', "4 fields"),
-        ('cron = "0 6 * * *"', "no time zone"),
-        ('cron = "TZ=UTC 0 6 31 2 *"', "a day"),
-        ("max_run_count = 0", "max_run_count"),
-        ("allow_queuing = true", "allow_queueing"),
+        ("pausd = true", "paused"),
         ("start_time = 2027-01-01T00:00:00", "offset"),
         ("start_time = 2027-01-02T00:00:00Z\nend_time = 2027-01-01T00:00:00Z", "end_time"),
         ("parameters = { rate = nan }", "JSON"),
@@ -184,7 +180,7 @@ def test_a_new_schedule_is_created() -> None:
 
 
 def test_there_is_nothing_to_do_where_all_is_as_it_is_declared() -> None:
-    wanted = declared(max_run_count=5, end_time=FAR, paused=False, allow_queueing=True)
+    wanted = declared(max_run_count=5, end_time=FAR, paused=False)
     made = plan(wanted, existing(wanted))
 
     assert (made.action, made.differences, made.steps) == (Action.NOTHING, (), ())
@@ -197,7 +193,6 @@ REPLACEMENT = ["Create", "Delete 1"]
     ("before", "after", "difference"),
     [
         ({}, {"cron": "TZ=UTC 0 7 * * *"}, ("cron", "TZ=Europe/Vienna 0 6 * * *", "TZ=UTC 0 7 * * *")),
-        ({}, {"allow_queueing": True}, ("allow_queueing", "none", "true")),
         ({}, {"start_time": FAR}, ("start_time", "none", "2026-12-20T12:00:00Z")),
         ({}, {"parameters": {"epochs": 4}}, ("parameters.epochs", "3", "4")),
         ({}, {"parameters": {}}, ("parameters.epochs", "3", "none")),

@@ -6,8 +6,7 @@ It may import `check`, and the parameters and settings of `pipelines`.
 from shardline.pipelines.check.rules import (  # noqa: F401  # the rules register themselves
     containers,
     jobs,
-    machines,
-    payload,
+    parameters,
     schedules,
-    structure,
+    tasks,
 )

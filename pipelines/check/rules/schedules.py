@@ -25,7 +25,6 @@ class Schedule:
     cron: str
     max_concurrent_run_count: int = 1
     max_concurrent_active_run_count: int | None = None
-    allow_queueing: bool = False
     max_run_count: int | None = None
     start_time: datetime.datetime | None = None
     end_time: datetime.datetime | None = None
@@ -82,26 +81,16 @@ def _values(text: str, name: str, low: int, high: int, names: dict[str, int]) ->
     return values
 
 
-#: Rule that is an error in a file of schedules.
-NO_ZONE = "SL902"
-
-
 @rules(Schedule)
 def times(schedule: Schedule) -> Found:
     """Times at which a schedule fires.
 
-    SL901 error: A cron expression has five valid fields.
+    SL901 error: A cron expression has five valid fields, and names a day that exists.
         Fix: write minute, hour, day, month and weekday with a time zone: TZ=Europe/Vienna 0 6 * * 1
         Source: Schedule.cron.
-    SL902 warning: A cron expression has a time zone.
-        Fix: put the zone in front: TZ=Europe/Vienna 0 6 * * 1
+    SL902 error: A cron expression has a time zone of the IANA database.
+        Fix: put the zone in front, an IANA name: TZ=Europe/Vienna 0 6 * * 1
         Source: Schedule.cron.
-    SL903 error: The time zone is in the IANA database.
-        Fix: use an IANA name: Europe/Vienna, America/New_York, UTC
-        Source: Schedule.cron.
-    SL904 error: A cron expression names a day that exists.
-        Fix: use a day that the month has
-        Source: the calendar.
     SL909 warning: A schedule fires at most once an hour.
         Fix: name one minute, and the hours that you mean: TZ=Europe/Vienna 0 6 * * 1
         Source: vertex-ai/pricing: each run costs a fee.
@@ -116,11 +105,11 @@ def times(schedule: Schedule) -> Found:
             yield "SL909", f"cron {schedule.cron!r} fires {len(minutes)} times an hour"
         is_any_weekday = fields.split()[4][0] in "*?"
         if is_any_weekday and min(days) > max(calendar.monthrange(2028, month)[1] for month in months):
-            yield "SL904", f"cron {schedule.cron!r} names a day that does not exist"
+            yield "SL901", f"cron {schedule.cron!r} names a day that does not exist"
     if not name:
-        yield NO_ZONE, f"cron {schedule.cron!r} has no time zone"
+        yield "SL902", f"cron {schedule.cron!r} has no time zone"
     elif zone_of(name) is None:
-        yield "SL903", f"there is no time zone {name!r}"
+        yield "SL902", f"there is no time zone {name!r}"
 
 
 @rules(Schedule)
@@ -130,22 +119,11 @@ def counts(schedule: Schedule) -> Found:
     SL906 warning: Runs of a schedule do not overlap.
         Fix: set max_concurrent_active_run_count to 1, unless runs may overlap
         Source: Schedule.
-    SL907 error: A schedule's counts are 1 or more.
-        Fix: set whole numbers of 1 or more
-        Source: Schedule.
     """
     active = schedule.max_concurrent_active_run_count
-    if active is None:
-        yield (
-            "SL906",
-            "max_concurrent_active_run_count is not set, and max_concurrent_run_count limits starts only",
-        )
-    elif active > 1:
-        yield "SL906", f"max_concurrent_active_run_count is {active}"
-    for name in ("max_concurrent_run_count", "max_concurrent_active_run_count", "max_run_count"):
-        count = getattr(schedule, name)
-        if count is not None and count < 1:
-            yield "SL907", f"{name} is {count}"
+    if active != 1:
+        limit = "not set, and max_concurrent_run_count limits starts only" if active is None else active
+        yield "SL906", f"max_concurrent_active_run_count is {limit}"
 
 
 def zone_of(name: str) -> ZoneInfo | None:

@@ -59,13 +59,11 @@ class PipelineJobs:
     Attributes:
         jobs: Jobs by name, with their state.
         on_start: Called with each job that runs.
-        on_end: Called with each job that has ended.
     """
 
     def __init__(self, run: RunPipeline, number: Callable[[], int]) -> None:
         self.jobs: dict[str, PipelineJob] = {}
         self.on_start: Callable[[PipelineJob], None] = lambda job: None
-        self.on_end: Callable[[PipelineJob], None] = lambda job: None
         self.resolve_template: Callable[[str], tuple[dict[str, Any], str]] = _no_template
         self._run = run
         self._number = number
@@ -123,7 +121,6 @@ class PipelineJobs:
             job.end_time = job.update_time = now()
             job.state = state
         self._ended[job.name].set()
-        self.on_end(job)
 
     def get_pipeline_job(self, request: pipeline_service.GetPipelineJobRequest) -> PipelineJob:
         job = find(self.jobs, request.name)

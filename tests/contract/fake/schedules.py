@@ -38,8 +38,6 @@ class Schedules:
         self.schedules: dict[str, Schedule] = {}
         self._pipelines = pipelines
         self._number = number
-        self._queued: dict[str, list[datetime.datetime]] = {}
-        pipelines.on_end = self._ended
 
     def create_schedule(self, request: schedule_service.CreateScheduleRequest) -> Schedule:
         parent = location(request.parent)
@@ -102,8 +100,6 @@ class Schedules:
         schedule.next_run_time = next(fire_times(schedule.cron, at))
         limit = schedule.max_concurrent_active_run_count
         if limit and self._pipelines.active(schedule.name) >= limit:
-            if schedule.allow_queueing:
-                self._queued.setdefault(schedule.name, []).append(at)
             return None
         return self._start(schedule, at)
 
@@ -130,11 +126,6 @@ class Schedules:
         if 0 < schedule.max_run_count <= schedule.started_run_count:
             schedule.state = Schedule.State.COMPLETED
         return job
-
-    def _ended(self, job: PipelineJob) -> None:
-        waiting = self._queued.get(job.schedule_name)
-        if waiting and job.schedule_name in self.schedules:
-            self.fire(job.schedule_name, waiting.pop(0))
 
     def _in_state(self, name: str, state: Schedule.State) -> Schedule:
         """Returns a schedule, or answers FAILED_PRECONDITION where it is in another state."""

@@ -1,0 +1,114 @@
+"""Rules about the parameters of a run: their names and values, and the paths that it reads and writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values, convert
+from shardline.trainer.base.errors import ShardlineError
+from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
+
+
+@rules(Pipeline)
+def values(pipeline: Pipeline) -> Found:
+    """Values of parameters.
+
+    SL601 error: A run passes every parameter that has no default, and no other than the pipeline has, each
+        with a value of its type.
+        Fix: pass values of the declared types: --param NAME=VALUE
+        Source: SDK, PipelineRuntimeConfigBuilder; pipeline_spec.proto.
+    SL606 error: A parameter of Shardline's pipelines has a valid value.
+        Fix: pass a valid value; 'shardline run' refuses this one, too
+        Source: Shardline: the run's first task refuses it.
+    """
+    if pipeline.given is None or pipeline.aim is not Aim.ASKED:
+        return  # `check_run` checks them before a run
+    code = "SL601"
+    try:
+        check_parameters(pipeline.spec, pipeline.given)
+        code = "SL606"
+        if pipeline.name in OWN_PIPELINES:
+            check_values(pipeline.name, _values(pipeline), here=False)
+    except ShardlineError as error:
+        yield code, error.line
+
+
+#: Prefixes of paths that every task can read: buckets, through the mount.
+_MOUNTED = ("gs://", "/gcs/")
+#: Options of the trainer that are a path, and whether the run writes there.
+_OPTIONS = {"initial_model": False, "checkpoint_dir": True, "tensorboard_log_dir": True}
+
+
+@rules(Pipeline)
+def places(pipeline: Pipeline) -> Found:
+    """Paths that a run of Shardline's pipelines reads and writes on the platform.
+
+    A container can read buckets, as gs://BUCKET/PATH or /gcs/BUCKET/PATH, and nothing of another machine.
+    What it writes elsewhere is deleted with it.
+
+    SL607 error: A run reads nothing from the machine that submits it, and no other kind of URL.
+        Fix: copy it into a bucket ('gcloud storage cp --recursive'), and pass gs://BUCKET/PATH
+        Source: Shardline: a task runs in a container of its own.
+    SL610 error: What a run writes is in a bucket.
+        Fix: pass gs://BUCKET/PATH
+        Source: Shardline: a container's disk is deleted with it.
+    SL611 warning: A run says where to publish a blessed model.
+        Fix: pass champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
+        Source: Shardline: an empty champion_uri publishes nothing.
+    """
+    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
+        return
+    known = _values(pipeline)
+    for name, path, written in _places(known):
+        if fault := _fault(path, written):
+            yield "SL610" if written else "SL607", f"{name} is {path!r}{fault}"
+    if known.get("champion_uri") == "" and "champion_uri" not in pipeline.given:
+        yield "SL611", "champion_uri is not set: a blessed model is not published"
+
+
+def _values(pipeline: Pipeline) -> dict[str, Any]:
+    """Returns the parameters of a run with their defaults, converted to the declared types."""
+    found = {}
+    for parameter in pipeline.parameters:
+        value = pipeline.value(parameter.name)
+        try:
+            found[parameter.name] = convert(parameter.name, value, parameter.declaration)
+        except (ShardlineError, KeyError):
+            continue  # another rule reports it
+    return found
+
+
+def _places(known: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yields the paths in parameters: the parameter, the path, and whether the run writes there."""
+    form, _, path = str(known.get("source", "")).partition(":")
+    if form in ("images", "text", "tfrecord", "table"):
+        yield "source", path, False
+    for name in ("labels", "schema", "data_dir"):
+        yield name, str(known.get(name, "")), False
+    for name in ("champion_uri", "history_uri"):
+        yield name, str(known.get(name, "")), True
+    options = known.get("train_options") or {}
+    for name, written in _OPTIONS.items():
+        yield f"train_options.{name}", str(options.get(name) or ""), written
+    model, weights = str(known.get("model", "")), str((known.get("hparams") or {}).get("weights") or "")
+    if (model in BUILT_IN or model.startswith(KERAS_PREFIX)) and weights not in ("imagenet", "none"):
+        yield "hparams.weights", weights, False
+
+
+def _fault(path: str, written: bool) -> str:
+    """Returns what is wrong with a path on the platform; "" if nothing is."""
+    if not path or path.startswith(_MOUNTED) or "{{$" in path:
+        return ""
+    if re.match(r"(?:.*::)?([A-Za-z][\w.+-]*)://", path):
+        return "; it takes gs:// and /gcs/"
+    if slash := re.match(r"(gs|gcs):/*", path):
+        return f"; did you mean gs://{path[slash.end() :]}?"
+    if written:
+        return ", a directory of the container, which is deleted with it"
+    # The image may hold an absolute path.
+    return "" if os.path.isabs(path) and not os.path.exists(path) else ", a path on this machine"
