@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,11 @@ from shardline.pipelines.tables import (
     read_settings_file,
     read_table,
 )
-from shardline.trainer.base.deserialize import check_keys, read_fields
+from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
 
 #: The tables of pools below [train], which override its keys.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
-#: Keys of [[train.fallback]]: those of [train], and those that only alternatives have.
-_MACHINE, _PLACE = ("machine_type", "accelerator_type", "accelerator_count"), ("location", "cross_region")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
 #: Default machines of the tasks other than training.
@@ -88,9 +86,8 @@ class Settings:
         """Accelerators of the machines that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
         # A pool with its own image, such as the platform's Reduction Server, does not run this one.
         accelerators = {
-            f"train.{f'fallback {number}.' if number else ''}{key}": pool.accelerators
-            for number, job in enumerate((self.train, *self.train.fallback))
-            for key, pool in vars(job.cluster).items()
+            f"train.{key}": pool.accelerators
+            for key, pool in vars(self.train.cluster).items()
             if pool and not pool.image_uri and key != "reduction_server"
         }
         for name in _MACHINES:
@@ -164,24 +161,10 @@ def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
         return replace(TaskMachine() if "machine_type" in values else _MACHINES[name], **values)
 
 
-def _read_alternative(name: str, table: Any, train: Mapping[str, Any]) -> CustomJobSettings:
-    """Reads a table [[train.fallback]], whose keys replace those of [train], its pools and its job."""
-    check_tables({name: table})
-    check_keys(table, (*_MACHINE, "strategy", "wait", *_PLACE), f"{name}.")
-    own = {key: table[key] for key in _MACHINE if key in table}
-    pools = {role: {**train[role], **own} for role in ("chief", "workers") if role in train}
-    job = {**train.get("job", {}), "wait": "", **{key: table[key] for key in table if key not in own}}
-    if job.get("strategy") != "FLEX_START":
-        job.pop("max_wait_duration", None)
-    with error_prefix(f"{name}: "):
-        return _read_job({**train, **own, **pools, "job": job}, leave_out=())
-
-
-def _read_job(train: Mapping[str, Any], leave_out: Sequence[str] = _PLACE) -> CustomJobSettings:
-    alternatives, train = train.get("fallback", []), {**train, "fallback": []}
+def _read_job(train: Mapping[str, Any]) -> CustomJobSettings:
     tables = {name: train[name] for name in (*_POOLS, "job") if name in train}
     check_tables(tables, "train.")
-    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job", "fallback"), whole=False)
+    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job"), whole=False)
     if "replica_count" not in shared:
         raise SettingsError("train.replica_count is missing")
     total = shared.pop("replica_count")
@@ -195,14 +178,9 @@ def _read_job(train: Mapping[str, Any], leave_out: Sequence[str] = _PLACE) -> Cu
             if name in counts or name in tables
         }
     )
-    leave_out = ("cluster", "fallback", *leave_out)
-    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=leave_out)
+    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=("cluster",))
     with error_prefix("train.job."):
-        own = CustomJobSettings(cluster=cluster, **job)
-    if not isinstance(alternatives, list) or (own.wait and not alternatives and _PLACE[0] in leave_out):
-        raise SettingsError("train.fallback must be tables, [[train.fallback]]; train.job.wait needs one")
-    read = [_read_alternative(f"train.fallback {n}", each, train) for n, each in enumerate(alternatives, 1)]
-    return replace(own, fallback=tuple(read))
+        return CustomJobSettings(cluster=cluster, **job)
 
 
 def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:
@@ -245,7 +223,6 @@ _FORMS = {
         r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
         "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
     ),
-    "experiment": forms.EXPERIMENT,
     "api_endpoint": forms.Form(r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
 }
 
@@ -267,7 +244,6 @@ class Environment:
     encryption_spec_key_name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     registry: str = ""
-    experiment: str = ""
     api_endpoint: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     file: Path | None = field(default=None, compare=False, repr=False)

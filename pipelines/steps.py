@@ -102,7 +102,7 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
     # Not the account: training has its own.
     same = (
         *("restart_job_on_worker_restart", "network", "reserved_ip_ranges", "psc_interface_config"),
-        *("encryption_spec_key_name", "enable_web_access", "tags"),
+        *("encryption_spec_key_name", "extra", "tags"),
     )
     return CustomJobSettings(
         **{name: getattr(job, name) for name in same},

@@ -104,4 +104,5 @@ def job_arguments(settings: Settings) -> dict[str, Any]:
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root
     if settings.train.strategy != "FLEX_START":
         arguments["max_wait_duration"] = ""  # the API refuses it with any other strategy
-    return {"display_name": settings.train.display_name or TUNE, **arguments}
+    own = {"display_name": settings.train.display_name or TUNE, "extra": settings.train.extra}
+    return own | arguments

@@ -156,7 +156,6 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         display_name=upload.display_name,
         description=ready.outputs["Output"],
         unmanaged_container_model=ready.outputs["serving"],
-        version_aliases=list(upload.version_aliases),
         labels={**labels, **upload.tags},
         encryption_spec_key_name=ENCRYPTION_KEY,
         **parent,

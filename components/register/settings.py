@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,14 +57,12 @@ class Deploy:
 class ModelUpload:
     """Upload of a blessed model to the Vertex AI Model Registry: [model_upload].
 
-    `parent_model` "" registers a new model with each upload; the alias "default" makes the new version the
-    one that is deployed when no version is named.
+    `parent_model` "" registers a new model with each upload.
     """
 
     display_name: str
     serving_image_uri: str
     parent_model: str = ""
-    version_aliases: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,10 +75,4 @@ class ModelUpload:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
         if self.parent_model and not MODEL.fits(self.parent_model):
             raise SettingsError(f"parent_model must be {MODEL.description}, got {self.parent_model!r}")
-        for alias in self.version_aliases:
-            if not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
-                raise SettingsError(
-                    "version_aliases: an alias is 2 to 128 letters, digits and '-', begins with a lowercase "
-                    f"letter and ends with one or a digit, got {alias!r}"
-                )
         check_labels(self.tags)

@@ -75,9 +75,6 @@ class Cause(NamedTuple):
     remedy: str
 
 
-#: Messages of the platform that say that it has no such machines: a quota, and capacity.
-NO_QUOTA = r"quota metrics? exceed.*?([\w.-]+\.googleapis\.com/\w+)|[Qq]uota exceeded for.*?metric '([^']+)'"
-NO_CAPACITY = r"Resources are insufficient in region:? ?([\w-]+)|stockout|ZONE_RESOURCE_POOL_EXHAUSTED"
 _SUBMIT = "submit it again: training continues from its last checkpoint"
 #: Known causes, the more specific ones first: messages of the platform before those of any program, and a
 #: crash before the complaints of other replicas.
@@ -98,16 +95,15 @@ CAUSES = (
     Cause(r"\bPREEMPTED\b", "a job with a higher priority took its nodes", _SUBMIT),
     Cause(r"Slurm no longer knows job", "the job was killed, with its node or at its time limit", _SUBMIT),
     Cause(
-        NO_QUOTA,
+        r"quota metrics? exceed.*?([\w.-]+\.googleapis\.com/\w+)|[Qq]uota exceeded for.*?metric '([^']+)'",
         "the quota {0} is used up",
         "ask for more of it (console: IAM and admin, quotas), wait for other jobs to end, or choose other "
         "machines or another region",
     ),
     Cause(
-        NO_CAPACITY,
+        r"Resources are insufficient in region:? ?([\w-]+)|stockout|ZONE_RESOURCE_POOL_EXHAUSTED",
         "the region has no such machine free at present",
-        "try again later, choose another machine or region, or use strategy FLEX_START, which waits; "
-        "[[train.fallback]] tries others by itself",
+        "try again later, choose another machine or region, or use strategy FLEX_START, which waits",
     ),
     Cause(
         r"ImagePull|[Ff]ailed to pull image|[Uu]nable to pull|"
@@ -291,12 +287,6 @@ def explain(failure: Failure) -> Explanation:
         next_step=remedy or "look at the whole log of the task",
         lines=failure.lines,
     )
-
-
-def is_shortage(message: str) -> bool:
-    """Whether the platform says that it has no such machines, and not that calls are too many."""
-    other = "non-zero status" in message or "per minute" in message
-    return not other and bool(re.search(f"{NO_QUOTA}|{NO_CAPACITY}", message, re.IGNORECASE))
 
 
 def waiting_cause(reason: str) -> Cause:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
 from shardline.components.vertex.client import Platform, call_api, list_all
-from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.deserialize import restore_integers
-from shardline.trainer.base.errors import PlatformError, SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
-#: Seconds of an outage that does not end the watching of a run, and in which a new one gets a context.
-_OUTAGE_S, _CONTEXT_S = 900.0, 120.0
+#: Seconds of an outage that does not end the watching of a run.
+_OUTAGE_S = 900.0
 _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
 _CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
 
@@ -195,39 +193,6 @@ def cancel_run(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
     name = {"name": resource_name(platform, run)}
     call_api(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
     return True, found
-
-
-def add_to_experiment(platform: Platform, experiment: str, run: PlatformRun) -> None:
-    """Adds a run to a Vertex Experiment, which is made where there is none.
-
-    Google's SDK makes the same contexts (google/cloud/aiplatform/metadata/experiment_resources.py), and where
-    its `init` names the experiment a TensorBoard instance, too: googleapis/python-aiplatform#2298.
-
-    Raises PlatformError when the platform refuses, or the name is that of another context.
-    """
-    action, until = f"add the run to the experiment {experiment}", time.monotonic() + _CONTEXT_S
-    read, name = platform.pipelines.get_pipeline_job, {"name": run.name}
-    while not (context := call_api(action, read, name).job_detail.pipeline_run_context.name):
-        if time.monotonic() > until:
-            raise PlatformError(f"cannot {action}: the platform has made no context of the run")
-        time.sleep(1.0)
-    store, api = context.partition("/contexts/")[0], platform.metadata
-    schema = {"schema_title": "system.Experiment", "schema_version": "0.0.1"}
-    content = {"display_name": experiment, "metadata": {"experiment_deleted": False}, **schema}
-    request = {"parent": store, "context_id": experiment, "context": content}
-    own = {"name": f"{store}/contexts/{experiment}"}
-    try:
-        found = call_api(action, api.get_context, own)
-    except PlatformError:  # there is none, or else the next call says why
-        try:
-            found = call_api(action, api.create_context, request)
-        except PlatformError as error:
-            if refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
-                raise
-            found = call_api(action, api.get_context, own)  # made by another one meanwhile
-    if found.schema_title != schema["schema_title"] or "tensorboard_link" in found.metadata:
-        raise PlatformError(f"cannot {action}: {found.name} is a {found.schema_title} that takes no runs")
-    call_api(action, api.add_context_children, {"context": found.name, "child_contexts": [context]})
 
 
 def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -20,7 +19,6 @@ from shardline.components.runs import slurm_job
 from shardline.components.runs.causes import Explanation
 from shardline.components.runs.slurm_job import SlurmJob
 from shardline.components.text import quality
-from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import load, restore
 from shardline.trainer.base.errors import SettingsError, ShardlineError
@@ -88,7 +86,6 @@ class RunRecord:
         metrics: Metrics of the exported model on the test split.
         data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
         links: URLs, gs:// or paths by name.
-        machines: Of alternatives of machines: what was tried, its location, and why it ended; "" in use.
         explanation: Explanation of the failure; None where the run has not failed.
         undelivered: Why a notification of the end did not arrive, by channel: webhook, topic.
         parameters: Parameters of the pipeline, on this machine with their defaults.
@@ -118,7 +115,6 @@ class RunRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
-    machines: tuple[Mapping[str, str], ...] = ()
     explanation: Explanation | None = None
     undelivered: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -284,25 +280,12 @@ class TaskOutputs:
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uris: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def machines(self) -> tuple[Mapping[str, str], ...]:
-        """The machines that the launcher of a job with alternatives has tried, from its gcp_resources."""
-        with contextlib.suppress(ValueError):  # of another program's
-            tried = list_at(json.loads(str(self.parameters.get("gcp_resources"))), "resources")
-            return tuple(
-                {**item["labels"], "ended": str(mapping_at(item, "error").get("message", ""))}
-                for item in tried
-                if "machines" in mapping_at(item, "labels")
-            )
-        return ()
-
 
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     """Returns the fields of a `RunRecord` that follow from the outputs of tasks, such as its verdict."""
     found: dict[str, Any] = {"verdict": "", "reason": ""}
     found |= {name: {} for name in ("metrics", "data", "links", "undelivered")}
     for task in tasks:
-        found["machines"] = found.get("machines", ()) + task.machines
         if "fingerprint" in (data := task.artifacts.get("dataset", {})):
             found["data"] = data
         if task.parameters.get("changed") is False:

@@ -16,7 +16,6 @@ from kfp.dsl.base_component import BaseComponent
 
 from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.payload import FALLBACK_LAUNCHER
 from shardline.trainer.base.errors import SettingsError
 
 #: The executor input of a task, and the same of the launching task, escaped for a text inside its payload.
@@ -66,11 +65,8 @@ def custom_job(
     )
     specs = settings.cluster.specs(_container_of(component))
     job.component_spec.inputs["worker_pool_specs"].default = specs
-    if settings.fallback:  # our own launcher, which is in the component's image
-        launching = job.component_spec.implementation.container
-        launching.image = component.component_spec.implementation.container.image
-        launching.command = ["python3", "-u", "-m", FALLBACK_LAUNCHER]
-        launching.args += ["--fallback", json.dumps(settings.choices)]
+    launcher = job.component_spec.implementation.container
+    launcher.args = [_with_extra(str(part), settings.extra) for part in launcher.args]
 
     def task(**inputs: Any) -> dsl.PipelineTask:
         created = job(**inputs)
@@ -79,6 +75,19 @@ def custom_job(
         return created
 
     return task
+
+
+def _with_extra(argument: str, extra: Mapping[str, Any]) -> str:
+    """Returns an argument of the launcher; its payload has the fields `extra` of the job, too.
+
+    They are last in their object: of two equal names JSON takes the last.
+    """
+    job = {name: value for name, value in extra.items() if name != "scheduling"}
+    for fields, following in ((extra.get("scheduling"), "service_account"), (job, "labels")):
+        if fields:
+            end = f'}}, "{following}": '
+            argument = argument.replace(end, f", {json.dumps(fields)[1:-1]}{end}")
+    return argument
 
 
 def _container_of(component: BaseComponent) -> dict[str, Any]:

@@ -113,7 +113,9 @@ def tuning_job(fixed: Mapping[str, Any]) -> Any:
     trial = dict(fixed)
     key = {"kms_key_name": trial.pop("encryption_spec_key_name")}
     job = {"display_name": trial.pop("display_name"), "encryption_spec": key}
-    trial["scheduling"] = {name: trial.pop(name) for name in _SCHEDULING}
+    extra = trial.pop("extra")
+    scheduling = {name: trial.pop(name) for name in _SCHEDULING}
+    trial |= {**extra, "scheduling": {**scheduling, **extra.get("scheduling", {})}}
 
     @dsl.container_component  # type: ignore[untyped-decorator]
     def hyperparameter_tuning_job(

@@ -119,7 +119,6 @@ class Platform:
     models = _service("ModelServiceClient", "The Model Registry.")
     endpoints = _service("EndpointServiceClient", "Endpoints.")
     predictions = _service("PredictionServiceClient", "Predictions of deployed models.")
-    metadata = _service("MetadataServiceClient", "Experiments and the contexts of runs.")
 
     @cached_property
     def logs(self) -> LoggingServiceV2Client:

@@ -72,7 +72,6 @@ MODEL = Form(
     "projects/P/locations/L/models/ID, without a version",
 )
 #: google.cloud.aiplatform_v1.types.CreateContextRequest.context_id.
-EXPERIMENT = Form(r"[a-z0-9][a-z0-9-]{3,127}", "4 to 128 lower-case letters, digits and -, the first no -")
 SECRET = Form(
     r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)",
     "projects/PROJECT/secrets/NAME/versions/latest, the name of a secret in Secret Manager",

@@ -44,7 +44,7 @@ _PASTED = {
 #: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
 _NOT_GCPC_ARGUMENTS = (
     *("cluster", "display_name", "num_retries", "backoff_duration", "tags"),
-    *("wait", "location", "cross_region", "fallback"),
+    "extra",
 )
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
@@ -70,7 +70,7 @@ class CustomJobSettings:
         service_account: Account of the replicas; "" for the platform's own agent.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings, the same in all attempts; "" for
             PIPELINE_ROOT/jobs/RUN.
-        fallback: The job on other machines, tried in turn where there are none: tables [[train.fallback]].
+        extra: Further fields of the API's CustomJobSpec, [train.job.extra]; none of them is checked here.
     """
 
     cluster: Cluster
@@ -89,35 +89,18 @@ class CustomJobSettings:
     tensorboard: str = ""
     base_output_directory: str = ""
     persistent_resource_id: str = PERSISTENT_RESOURCE
-    enable_web_access: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
-    wait: str = ""
-    location: str = ""
-    cross_region: bool = False
-    fallback: tuple[CustomJobSettings, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, form in _PASTED.items():
             check_pasted_text(name, getattr(self, name), form)
         _check_nested_text("reserved_ip_ranges", list(self.reserved_ip_ranges))
         _check_nested_text("psc_interface_config", self.psc_interface_config)
+        _check_nested_text("extra", self.extra)
         check_labels(self.tags)
         self._check_scheduling()
         self._check_connections()
-        if self.location:
-            self._check_location()
-
-    @property
-    def choices(self) -> list[dict[str, Any]]:
-        """The machines that the launcher of a job with alternatives tries in turn, its own first."""
-        found = []
-        for job in (self, *self.fallback):
-            pool = job.cluster.workers or job.cluster.chief
-            parts = pool.machine_type, pool.accelerators, job.strategy, job.location
-            machines = [spec.get("machine_spec") for spec in job.cluster.specs({})]
-            own = {name: getattr(job, name) for name in ("strategy", "location", "wait")}
-            found.append({"name": ", ".join(filter(None, parts)), "machines": machines, **own})
-        return found
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -137,7 +120,7 @@ class CustomJobSettings:
     def _check_scheduling(self) -> None:
         if self.strategy not in STRATEGIES:
             raise SettingsError(f"strategy is one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
-        for name in ("timeout", "max_wait_duration", *(("wait",) if self.wait else ())):
+        for name in ("timeout", "max_wait_duration"):
             if seconds(getattr(self, name)) is None:
                 raise SettingsError(
                     f"{name} must be {forms.DURATION.description}, got {getattr(self, name)!r}"
@@ -182,18 +165,6 @@ class CustomJobSettings:
                 f"{self.base_output_directory!r}; add the run: "
                 f"{self.base_output_directory.rstrip('/')}/{{{{$.pipeline_job_name}}}}"
             )
-
-    def _check_location(self) -> None:
-        if not forms.LOCATION.fits(self.location):
-            raise SettingsError(f"location must be {forms.LOCATION.description}, got {self.location!r}")
-        if not self.cross_region:
-            raise SettingsError("location: reading data in another region needs cross_region = true")
-        reserved = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
-        own = {**vars(self), "reservation_affinity_key": reserved}
-        regional = "psc_interface_config", "encryption_spec_key_name", "tensorboard", "persistent_resource_id"
-        for name in (*regional, "reservation_affinity_key"):
-            if own[name] and own[name] != getattr(type(self), name, ""):
-                raise SettingsError(f"location: {name} of one region is set, too; leave out one of the two")
 
 
 def _check_nested_text(name: str, value: Any) -> None:

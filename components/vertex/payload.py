@@ -14,8 +14,6 @@ from typing import Any
 
 #: Beginning of every placeholder.
 PLACEHOLDER = "{{$"
-#: Module of the launcher of a job with alternatives of machines, which takes the payload of GCPC's.
-FALLBACK_LAUNCHER = "shardline.components.train.launcher"
 
 
 def mapping_at(node: Any, *keys: str) -> dict[str, Any]:

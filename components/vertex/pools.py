@@ -47,7 +47,7 @@ class WorkerPool:
     """Replicas with the same machine and the same container.
 
     The fields are the keys of [train], which settings/vertex.toml.example explains; `image_uri` "" is the
-    component's own image, `boot_disk_type` "" the machine's default.
+    component's own image.
     """
 
     machine_type: str
@@ -57,7 +57,6 @@ class WorkerPool:
     reservation_affinity_type: str = ""
     reservation_affinity_key: str = ""
     reservation_affinity_values: tuple[str, ...] = ()
-    boot_disk_type: str = "pd-ssd"
     boot_disk_size_gb: int = 100
     image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -74,14 +73,8 @@ class WorkerPool:
                 f"machine_type {self.machine_type} has TPUs, on which Shardline does not train; "
                 "use CPUs or GPUs"
             )
-        if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):
-            raise SettingsError(
-                f"boot_disk_type is one of {', '.join(BOOT_DISK_TYPES)}, got {self.boot_disk_type!r}"
-            )
         if self.boot_disk_size_gb < 100:
             raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
-        if self.boot_disk_size_gb > 100 and not self.boot_disk_type:
-            raise SettingsError("boot_disk_size_gb needs a boot_disk_type; set one")
         kind = self.reservation_affinity_type
         if kind not in ("", *RESERVATION_AFFINITY_TYPES):
             raise SettingsError(
@@ -132,7 +125,7 @@ class WorkerPool:
         pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
         for path, name in _PATHS.items():
             value = getattr(self, name)
-            if not value or name == "env" or (name == "boot_disk_size_gb" and not self.boot_disk_type):
+            if not value or name == "env":
                 continue
             if isinstance(value, tuple):
                 value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
@@ -155,7 +148,6 @@ _PATHS = {
     "replica_count": "replica_count",
     "container_spec.image_uri": "image_uri",
     "container_spec.env": "env",
-    "disk_spec.boot_disk_type": "boot_disk_type",
     "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
     "nfs_mounts": "nfs_mounts",
 }

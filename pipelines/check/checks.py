@@ -19,7 +19,7 @@ from shardline.trainer.base.errors import PipelineError
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
     """Returns what is wrong with a pipeline, and with its schedule; errors first."""
-    custom_jobs = [each for job in jobs(pipeline) for _, each in job.choices]
+    custom_jobs = jobs(pipeline)
     found = apply(
         {
             Pipeline: [pipeline],

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardline.components.train.launcher import on_machines
 from shardline.components.vertex.payload import (
-    FALLBACK_LAUNCHER,
     JobSpec,
     PoolSpec,
     argv,
@@ -25,7 +23,7 @@ from shardline.components.vertex.payload import (
 )
 from shardline.pipelines.check.pipeline import PARAMETER, Pipeline, Task, as_text, without_unknown
 
-_LAUNCHERS = ("google_cloud_pipeline_components.container.", FALLBACK_LAUNCHER)
+_LAUNCHER = "google_cloud_pipeline_components.container."
 _TYPES = ("CustomJob", "HyperparameterTuningJob")
 
 
@@ -57,7 +55,7 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
 def payload_of(container: Mapping[str, Any]) -> str:
     """Returns the --payload of a container that launches a custom job; "" for any other container."""
     args = list_at(container, "args")
-    launches = any(part.startswith(_LAUNCHERS) for part in argv(container))
+    launches = any(part.startswith(_LAUNCHER) for part in argv(container))
     if not launches or "--payload" not in args[:-1] or not set(_TYPES) & set(args):
         return ""
     return str(args[args.index("--payload") + 1])
@@ -118,15 +116,6 @@ class Job(JobSpec):
         """The worker pools before the launcher drops any; None for those that it drops."""
         written = list_at(JobSpec(self.written).spec, "worker_pool_specs")
         return [pool if without_empty([pool]) else None for pool in written]
-
-    @cached_property
-    def choices(self) -> list[tuple[Mapping[str, str], Job]]:
-        """The machines that are tried in turn, as the launcher takes them, and the job on them."""
-        args = list_at(self.task.container, "args")
-        if "--fallback" not in args:
-            return [({"name": "", "location": ""}, self)]
-        found = json.loads(args[args.index("--fallback") + 1])
-        return [(each, replace(self, content=on_machines(self.content, each))) for each in found]
 
     @property
     def has_parameter_servers(self) -> bool:

@@ -173,7 +173,7 @@ def environment_options(
 
         # gRPC prints a line for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        flags = {name: values.pop(name) for name in (*_HELP, "experiment") if name in values}
+        flags = {name: values.pop(name) for name in _HELP}
         environment = load_environment(settings, flags, os.environ, needed=needed)
         quiet = bool(values.get("as_json") or values.get("dry_run"))
         with progress.sink(lambda event: click.echo(progress.render(event), err=quiet)):

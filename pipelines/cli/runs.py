@@ -57,7 +57,6 @@ _wait_option = click.option(
     "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the run; Google Cloud calls it a label."
 )
 @click.option("--job-id", default="", help="Id of the run.  [default: a new one]")
-@click.option("--experiment", default="", metavar="NAME", help="Vertex Experiment that shows the run.")
 @click.option("--no-cache", is_flag=True, help="Run every task, without cached results.")
 @click.option(
     "--continue",
@@ -88,11 +87,9 @@ def submit(
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked first, with its parameters, as
     'shardline check' does.
     """
-    from shardline.components.runs.platform_run import add_to_experiment
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
-    from shardline.trainer.base.errors import PlatformError
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
@@ -112,20 +109,12 @@ def submit(
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
-        joins = f", in the experiment {environment.experiment}" if environment.experiment else ""
-        file = f"{template_uri or pipeline}{joins}"
-        lines = submission.summary(request, parameters, file=file, proof=proof)
+        lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        if environment.experiment:
-            try:
-                add_to_experiment(environment.platform, environment.experiment, run)
-            except PlatformError as error:  # the run is there
-                left_out = f"the run {run.job_id} goes on outside the experiment"
-                click.echo(f"warning: {error}; {left_out}", err=True)
         _finish(VertexRun(environment.platform, run.job_id), run, how["waits"], how["as_json"])
 
 
@@ -318,8 +307,6 @@ def _show(found: PlatformRun) -> None:
     if rows:
         show_table([("TASK", "STATE", "DURATION", ""), *rows])
         click.echo()
-    for tried in (each for task in found.tasks for each in task.outputs.machines):
-        click.echo(f"machines: {tried['machines']}: {tried['ended'] or 'in use'}")
     click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
     if found.error:
         click.echo(f"error: {found.error}")
@@ -337,6 +324,5 @@ def _page(found: RunRecord) -> Iterator[str]:
         last = found.explanation.lines
         rows = [*found.explanation.rows(), *rows]
         rows += [("" if number else "last lines", f"| {line}") for number, line in enumerate(last)]
-    rows += [("machines", f"{tried['machines']}: {tried['ended'] or 'in use'}") for tried in found.machines]
     for line in facts(rows).splitlines():
         yield f"  {line}"

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--executor_input", required=True)
     for option in ("--payload", "--gcp_resources", "--parent_model_name"):
         parser.add_argument(option, default="")
-    for ignored in ("--marker", "--type", "--project", "--location", "--fallback"):
+    for ignored in ("--marker", "--type", "--project", "--location"):
         parser.add_argument(ignored)
     options = parser.parse_args(argv, argparse.Namespace(slurm=None))
     topic, stub = _STUBS[options.name]

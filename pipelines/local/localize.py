@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardline.components.vertex.payload import FALLBACK_LAUNCHER, list_at, mapping_at
+from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
@@ -34,7 +34,7 @@ _GOOGLE = "google_cloud_pipeline_components.container"
 _GCPC = f"{_GOOGLE}.v1"
 #: Names of stubs, by the launcher's module that they replace.
 _STUBS = {
-    **dict.fromkeys((f"{_GCPC}.custom_job.launcher", FALLBACK_LAUNCHER), "CustomJob"),
+    f"{_GCPC}.custom_job.launcher": "CustomJob",
     f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
     f"{_GCPC}.model.upload_model.launcher": "UploadModel",
     f"{_GCPC}.endpoint.create_endpoint.launcher": "CreateEndpoint",

@@ -170,7 +170,6 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
         changed.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
     launchers = {literal_string(item.task.container.get("image")) for item in custom_jobs}
-    launchers -= {pool.image for item in custom_jobs for pool in item.pools}  # our own launcher's
     images = [literal_string(executor.container.get("image")) for executor in pipeline.executors]
     images += [pool.image for item in custom_jobs for pool in item.pools]
     outputs = mapping_at(job, "runtimeConfig").get("gcsOutputDirectory")
@@ -199,8 +198,7 @@ def _machines(job: Job) -> str:
         if pool.accelerator_type:
             text += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
         pools.append(text)
-    then = "".join(f"; then {choice['name']}" for choice, _ in job.choices[1:])
-    return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'}){then}"
+    return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
 
 
 def new_job_id(name: str, now: datetime.datetime | None = None) -> str:

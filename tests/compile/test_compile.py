@@ -120,8 +120,8 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
     enabled = enabled.replace('affinity_type = ""', 'affinity_type = "SPECIFIC_RESERVATION"')
     enabled = re.sub(
-        r"^(emails|venv|location) = .*", "", enabled, flags=re.MULTILINE
-    )  # which exclude webhook, container and network
+        r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE
+    )  # which exclude webhook, and container
     (tmp_path / "all.toml").write_text(enabled)
 
     found = settings.load(tmp_path / "all.toml").train
@@ -133,7 +133,7 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     assert tables == set(POOLS.values())
     assert found.psc_interface_config["network_attachment"].endswith("/mine")
     known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
-    assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config", "fallback"}
+    assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config", "extra"}
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
 
     (pool,) = pools(spec, "preprocess")
     assert pool["machine_spec"] == {"machine_type": "n1-standard-16"}
-    assert pool["disk_spec"] == {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 500}
+    assert pool["disk_spec"] == {"boot_disk_size_gb": 500}
     assert found["preprocess"]["retryPolicy"]["maxRetryCount"] == 1
     assert "enableCache" not in found["preprocess"].get("cachingOptions", {})
     for name in ("rehearse", "export-validate"):

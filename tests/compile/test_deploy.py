@@ -63,7 +63,6 @@ def test_the_upload_goes_where_the_pipeline_runs_and_is_tried_again() -> None:
     assert given(task) == {
         "location": LOCATION,
         "display_name": "digits",
-        "version_aliases": [],
         "labels": {"pipeline": "retrain"},
         "encryption_spec_key_name": "{{$.pipeline_encryption_key_name}}",
     }

@@ -12,13 +12,7 @@ from kfp import compiler, dsl
 
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.payload import FALLBACK_LAUNCHER
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
-from shardline.pipelines.check.checks import check
-from shardline.pipelines.check.job import jobs
-from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.local.localize import localize
-from shardline.pipelines.remote.submit import summary
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers.payloads import payload, received
 
@@ -97,7 +91,6 @@ def test_an_empty_slot_is_the_empty_message(tmp_path: Path) -> None:
 def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
     chief = replace(
         GPU,
-        boot_disk_type="pd-standard",
         boot_disk_size_gb=500,
         image_uri="other:2",
         env={"NOTE": AWKWARD, "EMPTY": ""},
@@ -106,7 +99,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         reservation_affinity_key="compute.googleapis.com/reservation-name",
         reservation_affinity_values=("projects/p/zones/z/reservations/r",),
     )
-    servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2, boot_disk_type="")
+    servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2)
     told = [
         {"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4"},
         {"name": "SHARDLINE_REDUCTION_SERVERS", "value": "2"},
@@ -126,7 +119,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
             },
         },
         "replica_count": "1",
-        "disk_spec": {"boot_disk_type": "pd-standard", "boot_disk_size_gb": 500},
+        "disk_spec": {"boot_disk_size_gb": 500},
         "nfs_mounts": [{"server": "10.0.0.2", "path": "/data", "mount_point": "data"}],
     }
     assert container["image_uri"] == "other:2"
@@ -137,6 +130,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
     assert pools[2] == {
         "machine_spec": {"machine_type": "n1-highcpu-16"},
         "replica_count": "2",
+        "disk_spec": {"boot_disk_size_gb": 100},
         "container_spec": {"image_uri": REDUCTION_SERVER_IMAGE},
     }
 
@@ -179,7 +173,7 @@ def test_every_setting_of_the_job_arrives(tmp_path: Path) -> None:
         tensorboard="projects/p/locations/l/tensorboards/1",
         base_output_directory="gs://bucket/{{$.pipeline_job_name}}/",
         persistent_resource_id="mine",
-        enable_web_access=True,
+        extra={"enable_web_access": True, "scheduling": {"disable_retries": True}},
         tags={"pipeline": "mine", "team": "ü-1"},
     )
     job = sent(settings, tmp_path)
@@ -189,7 +183,12 @@ def test_every_setting_of_the_job_arrives(tmp_path: Path) -> None:
         "display_name": "näme of it's own",
         "labels": {"component": "learn", "pipeline": "mine", "team": "ü-1"},
         "job_spec": {
-            "scheduling": {"timeout": "7200.500s", "strategy": "FLEX_START", "max_wait_duration": "3600s"},
+            "scheduling": {
+                "timeout": "7200.500s",
+                "strategy": "FLEX_START",
+                "max_wait_duration": "3600s",
+                "disable_retries": True,
+            },
             "service_account": "me@p.iam.gserviceaccount.com",
             "psc_interface_config": psc,
             "tensorboard": "projects/p/locations/l/tensorboards/1",
@@ -246,9 +245,7 @@ REFUSED = [
     (pool(replica_count=0), "replica_count must be at least 1, got 0"),
     (pool(accelerator_type="NVIDIA_L4"), "go together, got 'NVIDIA_L4' and 0"),
     (pool(accelerator_count=1), "go together, got '' and 1"),
-    (pool(boot_disk_type="ssd"), "boot_disk_type is one of pd-ssd"),
     (pool(boot_disk_size_gb=10), "at least 100, got 10"),
-    (pool(boot_disk_type="", boot_disk_size_gb=200), "boot_disk_size_gb needs a boot_disk_type"),
     (pool(reservation_affinity_type="ANY"), "reservation_affinity_type is one of"),
     (
         pool(reservation_affinity_type="SPECIFIC_RESERVATION"),
@@ -309,49 +306,3 @@ def test_what_the_platform_would_refuse_is_refused_here(make: Any, words: str) -
     with pytest.raises(SettingsError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-SPOT = CustomJobSettings(cluster=Cluster.of(replace(GPU, replica_count=3)), strategy="SPOT", wait="1800s")
-ON_DEMAND = replace(SPOT, strategy="STANDARD", wait="")
-ELSEWHERE = replace(ON_DEMAND, cluster=Cluster.of(THREE), location="europe-west1", cross_region=True)
-
-
-def launching(spec: dict[str, Any]) -> dict[str, Any]:
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    return dict(executor["container"])
-
-
-def test_with_alternatives_the_task_launches_its_job_itself(tmp_path: Path) -> None:
-    plain = compiled(SPOT, tmp_path)
-    spec = compiled(replace(SPOT, fallback=(ON_DEMAND, ELSEWHERE)), tmp_path)
-
-    own, container = launching(plain), launching(spec)
-    assert container["image"] == "image:1"
-    assert container["command"] == ["python3", "-u", "-m", FALLBACK_LAUNCHER]
-    assert container["args"][:-2] == own["args"]
-    choices = json.loads(container["args"][-1])
-    assert [(choice["strategy"], choice["location"], choice["wait"]) for choice in choices] == [
-        ("SPOT", "", "1800s"),
-        ("STANDARD", "", ""),
-        ("STANDARD", "europe-west1", ""),
-    ]
-    assert choices[2]["machines"] == [{"machine_type": "n1-standard-8"}] * 2
-    # All else is as without them: retries, the payload, the outputs.
-    spec["deploymentSpec"] = plain["deploymentSpec"]
-    assert spec == plain
-
-
-def test_alternatives_are_a_custom_job_to_checks_summary_and_local_runs(tmp_path: Path) -> None:
-    spec = compiled(replace(SPOT, fallback=(ON_DEMAND, ELSEWHERE)), tmp_path)
-
-    (job,) = jobs(Pipeline(spec))
-    assert job.strategy == "SPOT"
-    assert [item.code for item in check(Pipeline(spec))] == [
-        item.code for item in check(Pipeline(compiled(SPOT, tmp_path)))
-    ]
-    assert "CustomJob" in launching(localize(spec))["command"]
-    request = {"parent": "projects/p/locations/l", "pipelineJob": {"pipelineSpec": spec}}
-    shown = summary(request, {}, (), file="toy.yaml", proof="none")
-    assert "image:1" in shown
-    machines = "n1-standard-8, 2 NVIDIA_TESLA_T4"
-    assert f"then {machines}, STANDARD; then n1-standard-8, STANDARD, europe-west1" in shown

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.cloud.aiplatform_v1.types import CustomJob, Scheduling
-from google.rpc import code_pb2
 
 from shardline.trainer.base import files
-from tests.contract.fake.api import Outcome
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
@@ -25,7 +22,6 @@ from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.e2e]
 
-FALLBACK = "shardline.components.train.launcher"
 LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 MODEL = """
 import os, pathlib, keras
@@ -75,7 +71,6 @@ def _launch(
     number: int,
     options: tuple[str, ...],
     replicas: int = 1,
-    fallback: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     arguments = ["--dataset=data", "--model=net_of_a_team:build", f"--model-dir=gs://b/task-{number}/model"]
     pool = {
@@ -96,15 +91,8 @@ def _launch(
     resources.parent.mkdir()
     payload = json.dumps({"display_name": "train", "job_spec": spec})
     where = ("--project", PROJECT, "--location", LOCATION, "--gcp_resources", str(resources))
-    machines = [{"machine_type": "n1-standard-4"}] * replicas
-    choices = [
-        {"name": name, "strategy": name, "location": "", "wait": "", "machines": machines}
-        for name in fallback
-    ]
-    more = ("--fallback", json.dumps(choices)) if choices else ()
-    module = FALLBACK if choices else LAUNCHER
     return programs.run(
-        [sys.executable, "-m", module, "--type", "CustomJob", "--payload", payload, *where, *more],
+        [sys.executable, "-m", LAUNCHER, "--type", "CustomJob", "--payload", payload, *where],
         env=vertex.environment,
         capture_output=True,
         text=True,
@@ -125,18 +113,3 @@ def test_a_job_that_was_lost_goes_on_from_its_checkpoint(project: Path, attempt:
     # The last checkpoint may not have been whole when the process was gone.
     assert re.search("resuming after step [48], from ", said(project, 2))
     assert json.loads((project / "buckets/b/task-2/model/metrics.json").read_text())["epochs"] == 3
-
-
-def test_a_job_that_lost_its_spot_machines_goes_on_from_its_checkpoint_on_demand(project: Path) -> None:
-    def run(job: CustomJob) -> Outcome:
-        outcome = run_replicas(job, project / f"job-{job.name[-1]}")
-        lost = outcome.code and job.job_spec.scheduling.strategy == Scheduling.Strategy.SPOT
-        return Outcome(code_pb2.INTERNAL, "preempted too many times") if lost else outcome
-
-    options = ("--epochs=3", "--callback=net_of_a_team:Lost")
-    with fake_vertex(project, run) as vertex:
-        done = _launch(vertex, project, 1, options, fallback=("SPOT", "STANDARD"))
-
-    assert done.returncode == 0, done.stderr
-    assert re.search("resuming after step [48], from ", said(project, 2))
-    assert json.loads((project / "buckets/b/task-1/model/metrics.json").read_text())["epochs"] == 3

@@ -29,7 +29,6 @@ UPLOAD = ModelUpload(
     display_name="digits 'näïve' ☃",
     serving_image_uri=IMAGE,
     parent_model=f"projects/{PROJECT}/locations/{LOCATION}/models/7",
-    version_aliases=("candidate", "default"),
     tags={"team": "vision"},
 )
 
@@ -98,7 +97,6 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     _, model = vertex.services.models[OLD]
     assert model.display_name == UPLOAD.display_name
     assert model.description == 'accuracy of "5" 0.9712, 0 parameters, dataset sha256:abc'
-    assert list(model.version_aliases) == ["candidate", "default"]
     assert {"pipeline": "retrain", "team": "vision"}.items() <= dict(model.labels).items()
     assert model.artifact_uri.startswith(f"gs://{BUCKET}/")
     seen = json.loads((tmp_path / "result.json").read_text())

@@ -221,9 +221,9 @@ def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
         assert world.evaluations.steps() == [3]
 
 
-def test_the_chief_waits_for_the_last_result_and_not_for_ever(world):
-    settings = types.SimpleNamespace(evaluator_timeout=0.05)
-    run = types.SimpleNamespace(settings=settings, dirs=types.SimpleNamespace(checkpoints=world.directory))
+def test_the_chief_waits_for_the_last_result_and_not_for_ever(world, monkeypatch):
+    monkeypatch.setattr(evaluator_module, "_LAST_EVALUATION_S", 0.05)
+    run = types.SimpleNamespace(dirs=types.SimpleNamespace(checkpoints=world.directory))
     world.evaluations.write(Position(steps=6), {"loss": 0.5, "accuracy": 1.0})
     assert wait_for_last_evaluation(run, Position(steps=6)) == {
         "evaluator_loss": 0.5,
@@ -233,4 +233,4 @@ def test_the_chief_waits_for_the_last_result_and_not_for_ever(world):
 
     with progress.sink(lambda event: world.said.append(event.text)):
         assert wait_for_last_evaluation(run, Position(steps=9)) == {}
-    assert world.said[-1].startswith("warning: no evaluation of step 9 within evaluator_timeout 0.05 s")
+    assert world.said[-1].startswith("warning: no evaluation of step 9 within 0.05 s")

@@ -25,14 +25,13 @@ def load(tmp_path: Path, text: str) -> ModelUpload | None:
 
 
 def test_all_keys_are_read(tmp_path):
-    more = f'parent_model = "{PARENT}"\nversion_aliases = ["candidate"]\ntags = {{ team = "vision" }}\n'
+    more = f'parent_model = "{PARENT}"\ntags = {{ team = "vision" }}\n'
 
     assert load(tmp_path, TABLE) == ModelUpload(display_name="digits", serving_image_uri="s:1")
     assert load(tmp_path, TABLE + more) == ModelUpload(
         display_name="digits",
         serving_image_uri="s:1",
         parent_model=PARENT,
-        version_aliases=("candidate",),
         tags={"team": "vision"},
     )
 
@@ -45,7 +44,6 @@ def test_all_keys_are_read(tmp_path):
         (TABLE + "tags = 1\n", "model_upload.tags must be a mapping of texts, got 1"),
         (TABLE + 'parent_model = "7"\n', "model_upload.parent_model must be projects/P/locations/L/models"),
         (TABLE + f'parent_model = "{PARENT}@2"\n', "without a version, got"),
-        (TABLE + 'version_aliases = ["v1", "2"]\n', "an alias is .*, got '2'"),
         (TABLE + 'tags = { Team = "a" }\n', "model_upload.tags: a key is .*, got 'Team'"),
         (TABLE.replace('"digits"', "'a\"b'"), "model_upload.display_name holds '\"', which breaks"),
         (TABLE.replace("digits", "d" * 129), "must have 1 to 128 characters, got 129"),

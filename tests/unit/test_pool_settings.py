@@ -80,7 +80,6 @@ tags = { team = "vision" }
         ("chief", "machine = 'a'", "did you mean train.chief.machine_type?"),
         ("chief", "replica_count = 1", "train.chief.replica_count follows from train.replica_count"),
         ("job", "timeout = 5", "train.job.timeout must be text, got 5"),
-        ("job", "enable_web_access = 1", "train.job.enable_web_access must be true or false, got 1"),
         ("job", "tags = { a = 1 }", "train.job.tags.a must be text, got 1"),
         ("job", "reserved_ip_ranges = 'r'", "train.job.reserved_ip_ranges must be a list of texts"),
         ("job", "strategy = 'CHEAP'", "train.job.strategy is one of STANDARD, SPOT, FLEX_START"),
@@ -111,88 +110,3 @@ def test_a_list_where_a_table_belongs(tmp_path):
 def test_workers_that_are_not_there(tmp_path):
     with pytest.raises(SettingsError, match=r"train.workers: there are none; raise train.replica_count to 2"):
         load(tmp_path, BASE.replace("replica_count = 3", "replica_count = 1") + "[train.workers]")
-
-
-FALLBACK = (
-    BASE
-    + """
-[train.chief]
-machine_type = "n1-highmem-8"
-[train.job]
-strategy = "SPOT"
-wait = "1800s"
-[[train.fallback]]
-strategy = "STANDARD"
-[[train.fallback]]
-machine_type = "g2-standard-12"
-accelerator_type = "NVIDIA_L4"
-accelerator_count = 2
-strategy = "FLEX_START"
-wait = "60s"
-[[train.fallback]]
-location = "europe-west1"
-cross_region = true
-"""
-)
-
-
-def test_alternatives_take_over_what_they_do_not_say(tmp_path):
-    train = load(tmp_path, FALLBACK)
-
-    assert [(choice["name"], choice["location"], choice["wait"]) for choice in train.choices] == [
-        (f"{OWN}, SPOT", "", "1800s"),
-        (f"{OWN}, STANDARD", "", ""),
-        ("g2-standard-12, 2 NVIDIA_L4, FLEX_START", "", "60s"),
-        (f"{OWN}, SPOT, europe-west1", "europe-west1", ""),
-    ]
-    assert train.fallback[1].cluster.chief.boot_disk_size_gb == 200
-
-
-OWN = "n1-standard-8, 1 NVIDIA_TESLA_T4"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("cross_region = true", "", "train.fallback 3: .*needs cross_region = true"),
-        ('"europe-west1"', '"Europe"', "train.fallback 3: .*location must be a region"),
-        ('"FLEX_START"', '"FLEX"', "train.fallback 2: .*strategy is one of"),
-        ('wait = "60s"', 'wait = "1 h"', "train.fallback 2: .*wait must be seconds"),
-        ('wait = "60s"', "replica_count = 2", "unknown key train.fallback 2.replica_count"),
-        ("[train.job]", '[train.job]\nlocation = "europe-west1"', "unknown key train.job.location"),
-        (
-            "[train.job]",
-            '[train.job]\npsc_interface_config = {network_attachment = "a"}',
-            "3: .*location: psc_interface_config",
-        ),
-        ("[train.job]", '[train.job]\ntensorboard = "projects/p/locations/l/tensorboards/1"', "tensorboard"),
-        ("[[train.fallback]]", "[train.fallback]", "train.fallback must be tables"),
-    ],
-)
-def test_an_alternative_that_cannot_be_is_refused(tmp_path, old, new, message):
-    text = FALLBACK.replace(old, new, 1)
-    if new == "[train.fallback]":
-        text = BASE + "[train.fallback]\nstrategy = 'SPOT'\n"
-    with pytest.raises(SettingsError, match=message):
-        load(tmp_path, text)
-
-
-def test_a_wait_needs_something_to_try_next(tmp_path):
-    with pytest.raises(SettingsError, match=r"train\.job\.wait"):
-        load(tmp_path, BASE + '[train.job]\nwait = "60s"\n')
-
-
-def test_a_network_is_global_and_goes_with_another_region(tmp_path):
-    network = "projects/1/global/networks/n"
-    train = load(tmp_path, FALLBACK.replace("[train.job]", f'[train.job]\nnetwork = "{network}"'))
-    assert [job.network for job in train.fallback] == [network] * 3
-
-
-def test_the_image_has_cuda_where_only_an_alternative_has_gpus(tmp_path):
-    table = '[[train.fallback]]\naccelerator_type = ""\naccelerator_count = 0\n'
-    own = BASE.replace('accelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\n', "")
-    swapped = '[[train.fallback]]\naccelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\n'
-    for text, first in ((BASE + table, "train.chief"), (own + swapped, "train.fallback 1.chief")):
-        (tmp_path / "s.toml").write_text(text)
-        found = settings.load(tmp_path / "s.toml").accelerators
-        assert next(key for key, value in found.items() if value) == first

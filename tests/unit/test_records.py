@@ -17,7 +17,7 @@ from shardline.components.model_store import EvaluationSummary, Export, champion
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs.directory import read_local_record
-from shardline.components.runs.record import LOG, RunRecord, TaskOutputs
+from shardline.components.runs.record import LOG, RunRecord
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.gate import read_gate
@@ -234,8 +234,3 @@ def test_a_trial_whose_id_is_no_number_is_one_line(number: Any, tmp_path: Path) 
 
     with pytest.raises(ShardlineError, match="cannot be read"):
         tuning_job(tmp_path, {**TUNING, "trials": [trial]})
-
-
-@pytest.mark.parametrize("text", [None, "", "no JSON", "[]", '{"resources": [{"labels": "x"}, 3]}'])
-def test_the_resources_of_other_launchers_name_no_machines(text: str | None) -> None:
-    assert TaskOutputs(parameters={"gcp_resources": text}).machines == ()

@@ -97,7 +97,6 @@ class TrainSettings:
     keep_checkpoints: Annotated[int, "Number of newest checkpoints to keep."] = 3
     allow_new_data: Annotated[bool, "Resume even if the dataset has changed."] = False
     evaluator: Annotated[bool, "Expect an evaluator; the chief waits for its last result."] = False
-    evaluator_timeout: Annotated[float, "Seconds that the chief waits for that result."] = 600.0
     startup_timeout: Annotated[float, "Seconds for all replicas to start."] = 600.0
     peer_timeout: Annotated[float, "Seconds of silence after which a replica counts as lost."] = 60.0
     grace_period: Annotated[float, "Seconds from SIGTERM to the end of the process."] = 25.0

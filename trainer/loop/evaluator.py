@@ -32,6 +32,8 @@ BEST_FILE = "best.keras"
 # Seconds between two heartbeats; between two polls of the directory; and without a heartbeat, many times its
 # delay, after which the chief counts as ended.
 _BEAT_S, _POLL_S, _GONE_S = 5.0, 1.0, 60.0
+#: Seconds that the chief waits for the evaluation of the last checkpoint.
+_LAST_EVALUATION_S = 600.0
 
 
 class Evaluations:
@@ -201,13 +203,13 @@ def wait_for_last_evaluation(run: DatasetRun, position: Position) -> Logs:
     """
     evaluations = Evaluations(run.dirs.checkpoints)
     evaluations.finish(position.steps)
-    deadline = time.monotonic() + run.settings.evaluator_timeout
+    deadline = time.monotonic() + _LAST_EVALUATION_S
     while (metrics := evaluations.read(position.steps)) is None:
         if time.monotonic() > deadline:
             progress.report(
                 "train",
-                f"warning: no evaluation of step {position.steps:,} within evaluator_timeout "
-                f"{run.settings.evaluator_timeout:g} s; look at the evaluator's log",
+                f"warning: no evaluation of step {position.steps:,} within {_LAST_EVALUATION_S:g} s; "
+                "look at the evaluator's log",
             )
             return {}
         time.sleep(_POLL_S)

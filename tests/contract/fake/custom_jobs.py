@@ -11,7 +11,6 @@ from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
 from tests.contract.fake.api import Outcome, find, location, now, refuse
-from tests.contract.fake.filters import matching
 from tests.contract.fake.rules import faults
 
 #: Seconds for which a look at a running job waits for its end: the launcher would look again after 20 s.
@@ -23,12 +22,10 @@ class CustomJobs:
 
     Attributes:
         jobs: Jobs by name, as they were received, with their state.
-        is_pending: Whether a job waits for its machines until it is cancelled.
     """
 
     def __init__(self, run: Callable[[CustomJob], Outcome], number: Callable[[], int]) -> None:
         self.jobs: dict[str, CustomJob] = {}
-        self.is_pending: Callable[[CustomJob], bool] = lambda job: False
         self._run = run
         self._number = number
         self._ended: dict[str, threading.Event] = {}
@@ -42,9 +39,6 @@ class CustomJobs:
         job.create_time = now()
         self.jobs[job.name] = job
         self._ended[job.name] = threading.Event()
-        if self.is_pending(job):
-            job.state = JobState.JOB_STATE_PENDING
-            return job
         threading.Thread(target=self._execute, args=(job,), daemon=True).start()
         return job
 
@@ -73,23 +67,9 @@ class CustomJobs:
             self._ended[job.name].wait(_PATIENCE_S)
         return job
 
-    def list_custom_jobs(self, request: job_service.ListCustomJobsRequest) -> Any:
-        parent = location(request.parent)
-        jobs = [job for name, job in self.jobs.items() if name.startswith(f"{parent}/")]
-        return job_service.ListCustomJobsResponse(custom_jobs=matching(jobs, request.filter, _read))
-
     def cancel_custom_job(self, request: job_service.CancelCustomJobRequest) -> Any:
         job = find(self.jobs, request.name)
         if not self._ended[job.name].is_set():
             job.state = JobState.JOB_STATE_CANCELLED
             self._ended[job.name].set()
         return empty_pb2.Empty()
-
-
-def _read(job: CustomJob, name: str) -> Any:
-    """Returns what a filter means by a field of a job."""
-    if name.startswith("labels."):
-        return job.labels.get(name.removeprefix("labels."))
-    if name not in ("display_name", "state", "create_time"):
-        refuse(f"filter: no field {name!r}")
-    return getattr(job, name)

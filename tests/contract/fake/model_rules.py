@@ -15,9 +15,6 @@ def model_faults(model: Any) -> Iterator[str]:
     """Yields what is wrong with a Model (protobuf), each fault beginning with the field's name."""
     if not 1 <= len(model.display_name) <= 128:
         yield "display_name: must have 1 to 128 characters"
-    for alias in model.version_aliases:
-        if not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
-            yield f"version_aliases: invalid alias {alias!r}"
     for key, value in model.labels.items():
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key) or not re.fullmatch(r"[a-z0-9_-]{0,64}", value):
             yield f"labels: invalid label {key!r}: {value!r}"

@@ -58,12 +58,10 @@ class PipelineJobs:
 
     Attributes:
         jobs: Jobs by name, with their state.
-        on_start: Called with each job that runs.
     """
 
     def __init__(self, run: RunPipeline, number: Callable[[], int]) -> None:
         self.jobs: dict[str, PipelineJob] = {}
-        self.on_start: Callable[[PipelineJob], None] = lambda job: None
         self.resolve_template: Callable[[str], tuple[dict[str, Any], str]] = _no_template
         self._run = run
         self._number = number
@@ -103,7 +101,6 @@ class PipelineJobs:
             if job.state == PipelineState.PIPELINE_STATE_PENDING:
                 job.state = PipelineState.PIPELINE_STATE_RUNNING
                 job.start_time = job.update_time = now()
-        self.on_start(job)
         try:
             outcome = self._run(job)
         finally:

@@ -59,7 +59,7 @@ def _of_pools(spec: Any) -> Iterator[str]:
             yield f"{name}: container_spec or python_package_spec is required"
         yield from _of_machine(name, pool.machine_spec)
         if pool.HasField("disk_spec"):
-            if pool.disk_spec.boot_disk_type not in ("pd-ssd", "pd-standard", "hyperdisk-balanced"):
+            if pool.disk_spec.boot_disk_type not in ("", "pd-ssd", "pd-standard", "hyperdisk-balanced"):
                 yield f"{name}.disk_spec.boot_disk_type: unknown {pool.disk_spec.boot_disk_type!r}"
             if not 100 <= pool.disk_spec.boot_disk_size_gb <= 64_000:
                 yield f"{name}.disk_spec.boot_disk_size_gb: must be 100 to 64000"

@@ -88,7 +88,7 @@ class Schedules:
 
         Returns:
             The job that was made; None where the schedule has not started, is paused, has ended, or is at its
-            limit (the run is then skipped, or waits until another ends).
+            limit (the run is then skipped).
         """
         schedule = find(self.schedules, name)
         if schedule.state != Schedule.State.ACTIVE or at.timestamp() < schedule.start_time.timestamp():

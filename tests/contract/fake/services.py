@@ -20,7 +20,6 @@ from google.cloud.aiplatform_v1.types import (
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError, Outcome
-from tests.contract.fake.contexts import Contexts
 from tests.contract.fake.custom_jobs import CustomJobs
 from tests.contract.fake.endpoints import Endpoints
 from tests.contract.fake.failures import Drop, Failure, Failures
@@ -51,7 +50,6 @@ class FakeServices:
         logs: Cloud Logging.
         project: What the project is and has.
         pubsub: Topics of Pub/Sub.
-        metadata: Experiments, and contexts of runs.
         serving: Endpoints, and what is deployed to them.
         web_routes: Calls that are plain HTTP.
     """
@@ -80,12 +78,10 @@ class FakeServices:
         self.logs = LogEntries(numbers)
         self.project = Project()
         self.pubsub = Topics()
-        self.metadata = Contexts()
-        self._pipelines.on_start = self.metadata.run_began
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self.serving, self.registry, self.logs, self.project, self.pubsub, self.metadata),
+            *(self.serving, self.registry, self.logs, self.project, self.pubsub),
         )
 
     @property
@@ -129,10 +125,6 @@ class FakeServices:
             TimeoutError: When it has not, for so long.
         """
         return self._pipelines.ended(name, timeout_s)
-
-    def let_wait(self, is_pending: Callable[[CustomJob], bool]) -> None:
-        """Lets new custom jobs of a kind wait for their machines, until they are cancelled."""
-        self._custom_jobs.is_pending = is_pending
 
     def keep_custom_job(self, job: CustomJob) -> None:
         """Keeps a custom job that has ended, as the platform keeps those of a pipeline's tasks."""

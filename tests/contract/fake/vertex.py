@@ -16,8 +16,6 @@ from google.cloud.aiplatform_v1.services.endpoint_service.transports import grpc
 from google.cloud.aiplatform_v1.services.endpoint_service.transports import rest_base as endpoints_rest
 from google.cloud.aiplatform_v1.services.job_service.transports import grpc as jobs_grpc
 from google.cloud.aiplatform_v1.services.job_service.transports import rest_base as jobs_rest
-from google.cloud.aiplatform_v1.services.metadata_service.transports import grpc as metadata_grpc
-from google.cloud.aiplatform_v1.services.metadata_service.transports import rest_base as metadata_rest
 from google.cloud.aiplatform_v1.services.model_service.transports import grpc as models_grpc
 from google.cloud.aiplatform_v1.services.model_service.transports import rest_base as models_rest
 from google.cloud.aiplatform_v1.services.pipeline_service.transports import grpc as pipelines_grpc
@@ -26,8 +24,6 @@ from google.cloud.aiplatform_v1.services.prediction_service.transports import gr
 from google.cloud.aiplatform_v1.services.prediction_service.transports import rest_base as predictions_rest
 from google.cloud.aiplatform_v1.services.schedule_service.transports import grpc as schedules_grpc
 from google.cloud.aiplatform_v1.services.schedule_service.transports import rest_base as schedules_rest
-from google.cloud.aiplatform_v1.services.tensorboard_service.transports import grpc as tensorboards_grpc
-from google.cloud.aiplatform_v1.services.tensorboard_service.transports import rest_base as tensorboards_rest
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.cloud.logging_v2.services.logging_service_v2.transports import base as logging_base
 from google.cloud.logging_v2.services.logging_service_v2.transports import grpc as logging_grpc
@@ -125,9 +121,6 @@ def _rpcs() -> dict[str, Rpc]:
     rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
     rpcs |= rpcs_of(pipelines_grpc.PipelineServiceGrpcTransport, pipelines_rest)
     rpcs |= rpcs_of(schedules_grpc.ScheduleServiceGrpcTransport, schedules_rest)
-    rpcs |= rpcs_of(metadata_grpc.MetadataServiceGrpcTransport, metadata_rest)
-    # Nothing answers them: tests look whether they arrive.
-    rpcs |= rpcs_of(tensorboards_grpc.TensorboardServiceGrpcTransport, tensorboards_rest)
     rpcs |= rpcs_of(projects_grpc.ProjectsGrpcTransport, projects_rest)
     # This client has no REST transport of the same kind.
     rpcs |= rpcs_of(logging_grpc.LoggingServiceV2GrpcTransport, logging_base)
