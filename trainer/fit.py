@@ -40,9 +40,9 @@ from shardline.trainer.loop.tracking import Tracking
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
     *STRATEGY_SETTINGS,
-    *("averaging_steps", "checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
-    *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile", "warmup_steps"),
-    *("max_steps", "max_time", "scale_learning_rate", "seed", "stall_timeout", "steps_per_execution"),
+    *("checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
+    *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile"),
+    *("max_steps", "max_time", "seed", "stall_timeout", "steps_per_execution"),
 )
 
 

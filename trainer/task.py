@@ -26,7 +26,6 @@ _GROUPS = {
     "strategy": "distribution",
     "checkpoint_steps": "checkpoints and resuming",
     "evaluator": "processes and timeouts",
-    "histograms": "TensorBoard",
 }
 
 

@@ -29,7 +29,7 @@ from shardline.trainer.loop.build import build, create_variables, model_function
 from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks
 from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
-from shardline.trainer.loop.optimizers import FrozenLayers, learning_rates, tune_optimizer
+from shardline.trainer.loop.optimizers import accumulate_gradients, learning_rates
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
@@ -117,25 +117,19 @@ def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.input_pipeline("train")
     prepared = run.preparation()
-    model, frozen, interface = _assemble(run, feed, prepared)
+    model, interface = _assemble(run, feed, prepared)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     if chief:
         announce(run, interface)
     counters = Counters(run.replicas)
-    engines: list[Engine] = []
-
-    def retrace() -> None:
-        for engine in engines:
-            engine.retrace()
 
     def engine(position: Position) -> Engine:
         validation = None
         if "validation" in run.manifest.splits:
             validation = replace(run.input_pipeline("validation"), forms=feed.forms, order=feed.order)
-        engines.append(make_engine(run, model, feed, validation, position))
-        return engines[0]
+        return make_engine(run, model, feed, validation, position)
 
-    chosen = make_callbacks(run, model, frozen, retrace)
+    chosen = make_callbacks(run)
     hooks = Hooks(run, chosen, [*chief_reports(run, counters), tracking])
     record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
     beginning = ResumePoint(
@@ -164,7 +158,7 @@ def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
 def _evaluate(run: DatasetRun) -> None:
     """Evaluates the checkpoints of a run until it has ended, in the evaluator."""
     feed = run.input_pipeline("validation")
-    model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
+    model, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
     # No variables are compared: this model lacks those of the optimizer in training.
@@ -183,8 +177,8 @@ def _evaluate(run: DatasetRun) -> None:
 
 def _assemble(
     run: DatasetRun, feed: InputPipeline, prepared: tf.Module | None, *, evaluate_only: bool = False
-) -> tuple[keras.Model, FrozenLayers | None, Interface]:
-    """Returns a model built in the strategy's scope, its frozen layers to train later, and its interface.
+) -> tuple[keras.Model, Interface]:
+    """Returns a model built in the strategy's scope, and its interface.
 
     The model takes batches of `feed` after `prepared`; with `evaluate_only` its weights are restored later.
     """
@@ -199,22 +193,19 @@ def _assemble(
         interface = read_interface(
             model, info, transformed=bool(settings.transform), prepare=prepare, exported=exported
         )
-        frozen = None
         if not evaluate_only:
-            tune_optimizer(model, settings, run.replicas)
-            frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
+            accumulate_gradients(model, settings.gradient_accumulation_steps)
         if interface.forms or interface.order:
             element = replace(feed, forms=interface.forms, order=interface.order).element_spec
-        with frozen.temporarily_trainable() if frozen else contextlib.nullcontext():
-            test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
-            create_variables(model, train_step=element, **test_step)
+        test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
+        create_variables(model, train_step=element, **test_step)
     if not evaluate_only:
         check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():
         weigh_output_losses(model)
         if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
             saving.warm_start(model, settings.initial_model)
-    return model, frozen, interface
+    return model, interface
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training, tracking: Tracking) -> None:

@@ -248,12 +248,10 @@ def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manif
         per_replica_batch_size=max(1, min(settings.per_replica_batch_size, records)),
         strategy="auto",
         communication="auto",
-        averaging_steps=0,
         cpu_devices=0,
         evaluator=False,
         jit_compile="off",
         checkpoint_steps=0,
         checkpoint_minutes=0.0,
-        profile_steps="",
         cache="off",
     )

@@ -131,7 +131,6 @@ SCHEDULE = {
     "class_name": "CosineDecay",
     "config": {"initial_learning_rate": 1e-5, "decay_steps": 30, "name": "x"},
 }
-WARMUP = {"learning_rate": 0.003000000026077032, "factor": 2.0, "warmup_steps": 100}
 
 
 @pytest.mark.parametrize(
@@ -140,17 +139,10 @@ WARMUP = {"learning_rate": 0.003000000026077032, "factor": 2.0, "warmup_steps": 
         (3e-3, "0.003"),
         (1e-5, "1e-05"),
         (SCHEDULE, "CosineDecay(initial\\_learning\\_rate=1e-05, decay\\_steps=30)"),
-        ({"class_name": "ScaledWarmup", "config": {**WARMUP, "warmup_steps": 0}}, "0.003 x 2"),
-        (
-            {"class_name": "ScaledWarmup", "config": {**WARMUP, "factor": 1.0}},
-            "0.003, after a warmup of 100 updates",
-        ),
-        ({"class_name": "ScaledWarmup", "config": WARMUP}, "0.003 x 2, after a warmup of 100 updates"),
     ],
 )
 def test_the_learning_rate_is_the_optimizers_not_the_setting(rate, shown):
-    settings = {"learning_rate": 0.0, "warmup_steps": 100, "fine_tuning_learning_rate": 0.0}
-    record = {"model": "m", "learning_rates": [rate], "settings": settings}
+    record = {"model": "m", "learning_rates": [rate], "settings": {"learning_rate": 0.0}}
     training = TrainingRecord(record, {"epoch": (1.0, 2.0), "learning_rate": (1.0, 2e-4)})
 
     text = a_card(training=training).to_markdown()

@@ -208,21 +208,6 @@ def constant(dataset):
     return model
 
 
-def frozen(dataset):
-    """A frozen dense layer of constant weights below a head."""
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(8, kernel_initializer=keras.initializers.Constant(0.01), trainable=False),
-            keras.layers.Dense(dataset.num_classes, "softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
 def several(dataset):
     """Two inputs, two outputs of different kinds, clipped SGD."""
     images = keras.Input(dataset.input_shape, dtype="uint8", name="images")

@@ -131,11 +131,11 @@ def test_two_workers_and_two_servers_count_everything_once(job, tmp_path):
         assert epoch == 1 or metrics["loss"] < 1.1
     evaluation = running.expect("evaluation")
     devices = running.expect("devices")["devices"]
-    frozen = running.expect("frozen")
+    broken = running.expect("broken")
     assert set(running.finish().values()) == {0}
 
     assert [device.split("/")[1:4:2] for device in devices] == [["job:ps", "task:0"], ["job:ps", "task:1"]]
-    assert frozen == {"kind": "frozen", "moved": 0.0, "diverged": 0}
+    assert broken == {"kind": "broken", "diverged": 0}
     saved = keras.models.load_model(tmp_path / "model.keras")
     images, labels = zip(*map(decode, raw_batches()), strict=True)
     again = saved.evaluate(tf.concat(images, 0), tf.concat(labels, 0), BATCH, verbose=0, return_dict=True)

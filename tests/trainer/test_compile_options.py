@@ -16,7 +16,7 @@ from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop import engine
 from shardline.trainer.loop.build import build
 from shardline.trainer.loop.engine import own_statistics
-from shardline.trainer.loop.optimizers import ScaledWarmup, learning_rates, tune_optimizer
+from shardline.trainer.loop.optimizers import accumulate_gradients, learning_rates
 from shardline.trainer.train import train
 from tests.helpers import losses, models
 from tests.helpers.history import read_history
@@ -100,44 +100,26 @@ def several_optimizers():
     return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(first, {".*kernel": second}))
 
 
-def test_settings_are_applied_to_each_of_several_optimizers(dataset):
+def test_accumulation_is_set_in_each_of_several_optimizers():
     model = with_optimizer(several_optimizers())
-    changes = {"gradient_accumulation_steps": 4, "warmup_steps": 3, "scale_learning_rate": True}
-    tune_optimizer(model, settings(dataset, **changes), replicas=2)
+    accumulate_gradients(model, 4)
 
     inner = model.optimizer.optimizers
     assert [one.gradient_accumulation_steps for one in inner] == [4, 4]
     assert not model.optimizer.gradient_accumulation_steps
-    assert all(isinstance(one._learning_rate, ScaledWarmup) for one in inner)
-    assert [one["config"]["factor"] for one in learning_rates(model)] == [2.0, 2.0]
-    assert [one["config"]["learning_rate"] for one in learning_rates(model)] == pytest.approx([0.01, 0.1])
+    assert learning_rates(model) == pytest.approx([0.01, 0.1])
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "changes", "message"),
+    ("optimizer", "message"),
     [
-        (None, {"warmup_steps": 3}, "warmup_steps needs a model that is compiled with an optimizer"),
-        (None, {"averaging_steps": 3}, "averaging_steps needs a model that is compiled with an optimizer"),
-        (
-            None,
-            {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.1},
-            "fine_tuning_learning_rate needs a model that is compiled with an optimizer",
-        ),
-        (
-            keras.optimizers.MultiOptimizer(by_path),
-            {"gradient_accumulation_steps": 4},
-            "gradient_accumulation_steps needs a MultiOptimizer with an OptimizerMap",
-        ),
-        (
-            keras.optimizers.SGD(lambda: 0.1),
-            {"scale_learning_rate": True},
-            "scale_learning_rate needs a learning rate that is a number or .*; SGD has a function",
-        ),
+        (None, "needs a model that is compiled with an optimizer"),
+        (keras.optimizers.MultiOptimizer(by_path), "needs a MultiOptimizer with an OptimizerMap"),
     ],
 )
-def test_what_settings_ask_of_an_optimizer_that_cannot_is_refused(dataset, optimizer, changes, message):
-    with pytest.raises(SettingsError, match=message):
-        tune_optimizer(with_optimizer(optimizer), settings(dataset, **changes), replicas=2)
+def test_an_optimizer_that_cannot_accumulate_is_refused(optimizer, message):
+    with pytest.raises(SettingsError, match=f"gradient_accumulation_steps {message}"):
+        accumulate_gradients(with_optimizer(optimizer), 4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.base.errors import SettingsError
 from tests.helpers import custom_train_steps
 from tests.helpers.fitting import (
     BATCH,
@@ -354,10 +353,3 @@ def test_options_of_the_optimizer_are_those_of_keras():
     for _ in range(2):
         expected = fitted_by_keras(lambda: theirs, numbers(), batch_size=10)
     check_alike(ours, expected)
-
-
-def test_an_option_that_comes_too_late_for_the_optimizer_is_refused():
-    model = line()
-    fitted(model, numbers())
-    with pytest.raises(SettingsError, match="warmup_steps needs an optimizer that has not been built"):
-        fitted(model, numbers(), warmup_steps=3)

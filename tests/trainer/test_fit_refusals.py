@@ -134,7 +134,7 @@ ARGUMENTS = [
     ({"validation_split": 0.999}, "train_data has arrays of 0 and 0 examples"),
     ({"verbose": "much"}, "verbose must be \"auto\", 0, 1 or 2, not 'much'"),
     ({"shuffle": "batch"}, "shuffle must be true or false, not 'batch'"),
-    ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are averaging_steps, .*strategy"),
+    ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are checkpoint_minutes, .*strategy"),
     ({"sample_weight": [1]}, r"no argument 'sample_weight'; give train_data=\(x, y\) or \(x, y, sample_wei"),
     ({"checkpoint_steps": "5"}, "checkpoint_steps must be a whole number, got '5'"),
     ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),

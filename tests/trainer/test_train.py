@@ -166,37 +166,6 @@ def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
     assert [row["epoch"] for row in rows(tmp_path / "out")] == ["1", "2"]
 
 
-def test_the_learning_rate_warms_up(dataset, tmp_path):
-    """Small learning rates at first move the weights less; the model with its schedule loads."""
-    model = "tests.helpers.models:plain"
-    moved = {}
-    for warmup in (0, 50):
-        out = tmp_path / str(warmup)
-        run(dataset, out, model=model, epochs=1, warmup_steps=warmup, scale_learning_rate=True)
-        moved[warmup] = np.abs(weights(out)[0]).std()
-    assert moved[50] < moved[0]
-
-
-# The optimizer was made for the weights of the later epoch too.
-@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")
-def test_frozen_layers_are_trained_from_an_epoch_on(dataset, tmp_path, capsys):
-    changes = {"model": "tests.helpers.models:frozen", "unfreeze_at_epoch": 2}
-    changes["fine_tuning_learning_rate"] = 1e-3
-    run(dataset, tmp_path, epochs=2, max_steps=6, **changes)
-    frozen = weights(tmp_path)
-    run(dataset, tmp_path, epochs=2, **changes)
-    thawed = weights(tmp_path)
-
-    assert "4 weights are trained from now on" in capsys.readouterr().out
-    assert np.array_equal(frozen[0], np.full_like(frozen[0], 0.01))
-    assert not np.array_equal(frozen[0], thawed[0])
-
-
-def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
-    with pytest.raises(SettingsError, match="no frozen layers"):
-        run(dataset, tmp_path, unfreeze_at_epoch=2)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -213,15 +182,6 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
 )
 def test_a_model_learns_with_each_option(dataset, tmp_path, changes):
     assert run(dataset, tmp_path, epochs=4, **changes)["val_accuracy"] > 0.9
-
-
-def test_tensorboard_gets_histograms_and_a_profile(dataset, tmp_path):
-    run(dataset, tmp_path, epochs=1, histograms=1, profile_steps="2,4")
-
-    assert list(tmp_path.glob("logs/train/plugins/profile/*/*.xplane.pb"))
-    events = b"".join(path.read_bytes() for path in tmp_path.glob("logs/train/events*"))
-    assert b"histograms" in events
-    assert b"kernel" in events
 
 
 def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
@@ -266,12 +226,6 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
             },
             ModelError,
             "the model cannot be saved: weights stay here",
-        ),
-        ({"averaging_steps": 4}, SettingsError, "averaging_steps needs strategy multi_worker_mirrored"),
-        (
-            {"averaging_steps": 4, "gradient_accumulation_steps": 2},
-            SettingsError,
-            "exclude each other; give one",
         ),
         ({"gradient_compression": "int8"}, SettingsError, "unknown gradient_compression 'int8'"),
         ({"cache": "disk"}, SettingsError, "unknown cache 'disk'"),

@@ -16,13 +16,6 @@ def record(*rates: Any, replicas: int = 2, **changes: Any) -> IdentityRecord:
     return IdentityRecord.of(settings, replicas, list(rates or (0.001,)))
 
 
-def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
-    return {
-        "class_name": "ScaledWarmup",
-        "config": {"learning_rate": rate, "factor": factor, "warmup_steps": 0},
-    }
-
-
 @pytest.mark.parametrize(
     ("before", "now", "line"),
     [
@@ -47,7 +40,6 @@ def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
             record({"class_name": "Decay", "config": {"rate": 0.2}}),
             "learning_rate was Decay(rate=0.1), is Decay(rate=0.2) from step 121 on",
         ),
-        (record(scaled(2.0)), record(scaled(3.0), replicas=3), "replicas was 2, is 3 from step 121 on"),
     ],
 )
 def test_changes_are_one_line_with_their_first_step(
@@ -66,26 +58,11 @@ def test_changes_are_recorded_over_all_continuations() -> None:
     ]
 
 
-def test_settings_added_or_removed_by_a_release_are_not_compared() -> None:
-    older = {name: value for name, value in record().settings.items() if name != "seed"}
-    assert record(seed=3).continuing(IdentityRecord({**older, "gone": 1}, 2, [0.001]), 121)[1] == ""
-
-
 def test_settings_of_variables_and_example_order_are_identity() -> None:
-    assert record(gradient_accumulation_steps=2, unfreeze_at_epoch=3, seed=5).fixed == {
-        "fine_tuning_learning_rate": 0.0,
+    assert record(gradient_accumulation_steps=2, seed=5).fixed == {
         "gradient_accumulation_steps": 2,
         "initial_model": "",
         "seed": 5,
-        "unfreeze_at_epoch": 3,
         "learning_rate": "number",
     }
     assert record({"class_name": "Decay", "config": {}}, 0.1).fixed["learning_rate"] == "schedule, number"
-
-
-def test_a_learning_rate_that_fine_tuning_replaces_is_identity_but_for_the_replicas() -> None:
-    tuned = {"unfreeze_at_epoch": 1, "fine_tuning_learning_rate": 0.1, "scale_learning_rate": True}
-    two, three = record(scaled(2.0), **tuned), record(scaled(3.0), replicas=3, **tuned)
-
-    assert two.fixed == three.fixed
-    assert two.fixed != record(scaled(2.0, rate=0.2), **tuned).fixed

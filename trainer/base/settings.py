@@ -62,10 +62,6 @@ class TrainSettings:
     per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
     gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
     learning_rate: Annotated[float, "Learning rate for the model function; 0 for its default."] = 0.0
-    scale_learning_rate: Annotated[bool, "Multiply the learning rate by the number of replicas."] = False
-    warmup_steps: Annotated[int, "Updates over which the learning rate rises linearly."] = 0
-    unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that starts training frozen layers; 0 for never."] = 0
-    fine_tuning_learning_rate: Annotated[float, "Learning rate from that epoch on; 0 keeps it."] = 0.0
     label_smoothing: Annotated[float, "Label smoothing for the model function, 0..1."] = 0.0
     class_weights: Annotated[str, '"balanced", or a JSON object of weights by class name.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
@@ -86,10 +82,6 @@ class TrainSettings:
         "or nccl.",
     ] = "auto"
     gradient_compression: Annotated[str, "Type of exchanged gradients; none is exact float32."] = "none"
-    averaging_steps: Annotated[
-        int,
-        "Steps between averages of the weights (local SGD); 0 exchanges gradients at every step.",
-    ] = 0
     cache: Annotated[str, "Cache of decoded examples; auto uses memory if there is room."] = "auto"
     steps_per_execution: Annotated[int, "Steps between readings of the metrics; 0 for about a second."] = 0
     checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
@@ -104,8 +96,6 @@ class TrainSettings:
         1800.0
     )
     cpu_devices: Annotated[int, "Logical devices to divide the CPU into; 0 for one."] = 0
-    histograms: Annotated[int, "Epochs between histograms of the weights; 0 for none."] = 0
-    profile_steps: Annotated[str, 'First and last step to profile, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -125,24 +115,9 @@ class TrainSettings:
             raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
         if self.label_smoothing >= 1:
             raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
-        if self.fine_tuning_learning_rate and not self.unfreeze_at_epoch:
-            raise SettingsError("fine_tuning_learning_rate needs unfreeze_at_epoch, the epoch it starts with")
-        if self.unfreeze_at_epoch > self.epochs:
-            raise SettingsError(
-                f"unfreeze_at_epoch {self.unfreeze_at_epoch} is after the last epoch, {self.epochs}"
-            )
-        if self.averaging_steps and self.gradient_accumulation_steps > 1:
-            raise SettingsError(
-                "averaging_steps and gradient_accumulation_steps exclude each other; give one of them"
-            )
         if self.transform and self.class_weights:
             raise SettingsError(
                 "transform and class_weights exclude each other: return the weights from transform"
-            )
-        first, _, last = self.profile_steps.partition(",")
-        if first + last and not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-            raise SettingsError(
-                f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
             )
 
     @property

@@ -15,13 +15,7 @@ from shardline.trainer.base.settings import PATH_SETTINGS, SETTINGS_FILE, TrainS
 IDENTITY_FILE = "run.json"
 
 # Settings that determine the variables, their initial values, or the order of examples.
-_FIXED_SETTINGS = (
-    "fine_tuning_learning_rate",
-    "gradient_accumulation_steps",
-    "initial_model",
-    "seed",
-    "unfreeze_at_epoch",
-)
+_FIXED_SETTINGS = ("gradient_accumulation_steps", "initial_model", "seed")
 
 
 @dataclass(frozen=True)
@@ -114,10 +108,7 @@ class IdentityRecord:
     def fixed(self) -> dict[str, Any]:
         """Settings that are part of the run's identity."""
         kinds = ["number" if isinstance(rate, float) else "schedule" for rate in self.learning_rates]
-        # Fine-tuning replaces the initial rate, so the rate itself must stay the same.
-        tuned = self.settings["fine_tuning_learning_rate"]
-        rates = list(map(_unscaled_rate, self.learning_rates)) if tuned else ", ".join(kinds)
-        return {**{name: self.settings[name] for name in _FIXED_SETTINGS}, "learning_rate": rates}
+        return {**{name: self.settings[name] for name in _FIXED_SETTINGS}, "learning_rate": ", ".join(kinds)}
 
     def continuing(self, before: IdentityRecord, step: int) -> tuple[IdentityRecord, str]:
         """Returns this run's record when it resumes at a step, from 1, and a description of the changes."""
@@ -128,20 +119,13 @@ class IdentityRecord:
             changed["replicas"] = (before.replicas, self.replicas)
         for old, new in zip(before.learning_rates, self.learning_rates, strict=False):
             # The optimizer's rate is compared, whether it comes from a setting or from code.
-            if _unscaled_rate(old) != _unscaled_rate(new):
+            if old != new:
                 changed["learning_rate"] = (format_rate(old), format_rate(new))
         changes = [{"step": step, "setting": name, "was": a, "is": b} for name, (a, b) in changed.items()]
         text = ", ".join(
             f"{name} was {_format_value(a)}, is {_format_value(b)}" for name, (a, b) in changed.items()
         )
         return replace(self, changes=[*before.changes, *changes]), text and f"{text} from step {step:,} on"
-
-
-def _unscaled_rate(rate: Any) -> Any:
-    """Returns a learning rate without the factor that depends on the number of replicas."""
-    if not isinstance(rate, dict) or rate.get("class_name") != "ScaledWarmup":
-        return rate
-    return {name: value for name, value in rate["config"].items() if name != "factor"}
 
 
 def format_rate(rate: Any) -> Any:
@@ -151,9 +135,6 @@ def format_rate(rate: Any) -> Any:
     config = {name: format_rate(value) for name, value in rate.get("config", {}).items() if name != "name"}
     # Numbers of 32 bits as they were written: 0.003, not 0.003000000026077032.
     config = {name: f"{value:g}" if isinstance(value, float) else value for name, value in config.items()}
-    if rate.get("class_name") == "ScaledWarmup":
-        text = "{learning_rate} x {factor}, after a warmup of {warmup_steps} updates".format(**config)
-        return text.replace(" x 1,", ",").removesuffix(", after a warmup of 0 updates")
     values = ", ".join(f"{name}={value}" for name, value in config.items() if value is not None)
     return f"{rate.get('class_name')}({values})"
 

@@ -1,12 +1,9 @@
-"""Collectives: sums of gradients and of a few numbers over the processes of a run, and averages of weights.
+"""Collectives: sums of gradients and of a few numbers over the processes of a run.
 
 N replicas of a synchronous strategy train as one replica with N batches. Keras 3 clips the gradients of each
 replica before it sums them, accumulates them where TensorFlow forbids an exchange, checks only one replica's
 for overflow, and weighs a smaller last batch like a full one. Here gradients are summed first, exactly and
 once for each update (`keras_internals` replaces methods of optimizers).
-
-Periodic averaging (local SGD: Stich, "Local SGD converges fast and communicates little", 2019) is an optional
-algorithm: each replica takes its own steps, and the weights are averaged every few steps.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
-from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, assign_in_replica
+from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers
 
 #: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
 Summation = Callable[[Gradients], Gradients]
@@ -98,7 +95,7 @@ def make_summation(
     settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig
 ) -> Summation:
     """Returns the summation of this run's gradients. A collective."""
-    compressed = "none" if settings.averaging_steps else settings.gradient_compression
+    compressed = settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
     if strategy.num_replicas_in_sync == 1:
         return TensorFlowSummation(wire)
@@ -137,11 +134,10 @@ def _announce(
     if not cluster.is_chief:
         return
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
-    what = "averaged weights" if settings.averaging_steps else "gradients"
-    compression = "none" if settings.averaging_steps else settings.gradient_compression
+    compression = settings.gradient_compression
     wire = "float32, which costs less within a machine than" if transport == _UNIX_RING else "as"
     suffix = f", {wire} {compression}" if compression != "none" else ""
-    progress.report("train", f"{what}: {transport} between {count} {kind}s{suffix}")
+    progress.report("train", f"gradients: {transport} between {count} {kind}s{suffix}")
 
 
 class TensorFlowSummation:
@@ -288,24 +284,11 @@ def _on_values(
     return function(gradient)
 
 
-def own_gradients(replicas: int) -> Summation:
-    """Returns a replica's own gradients instead of a sum, times `replicas` to undo its share of a step."""
-    return lambda gradients: [_on_values(lambda values: values * replicas, each) for each in gradients]
-
-
-def average(strategy: tf.distribute.Strategy, variables: Variables, mean: Summation) -> None:
-    """Sets variables that each replica has for itself to their mean; called inside a replica."""
-    assign_in_replica(strategy, [variable.value for variable in variables], mean(_values(variables)))
-
-
-def replica_merger(
-    strategy: tf.distribute.Strategy, model: keras.Model, *, weights: bool = False
-) -> Callable[[], None]:
+def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
     """Returns a collective that sets variables that each replica has for itself to their mean.
 
     These are BatchNormalization's moving statistics, which Keras 3 updates on each replica alone, and would
-    save from the first; accumulated gradients; and with `weights` (periodic averaging) the weights and the
-    optimizers' slots.
+    save from the first; and accumulated gradients.
     """
     if strategy.num_replicas_in_sync == 1:
         return lambda: None
@@ -315,11 +298,6 @@ def replica_merger(
         if local:
             for variable, mean in zip(local, exact_means(_values(local)), strict=True):
                 variable.assign(mean)
-        if weights:
-            optimizers = keras_internals.optimizers(model)
-            states = [variable for optimizer in optimizers for variable in optimizer.variables]
-            slots = [variable for variable in _floats(states) if variable.shape]
-            average(strategy, [*model.trainable_variables, *slots], exact_means)
 
     merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all

@@ -75,11 +75,6 @@ def check_settings(settings: TrainSettings, name: str) -> None:
         raise SettingsError(
             f"jit_compile needs strategy one_device: XLA cannot compile the exchange of {name}"
         )
-    if settings.averaging_steps and name != "multi_worker_mirrored":
-        raise SettingsError(
-            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
-            f"this run has {name}"
-        )
 
 
 def _check_communication(communication: str, name: str, cluster: ClusterConfig) -> None:

@@ -283,21 +283,6 @@ def seed_per_process(strategy: tf.distribute.Strategy) -> None:
         tf.compat.v1.set_random_seed((seed + replica * 0x9E3779B1) % 2**31)
 
 
-def assign_in_replica(
-    strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
-) -> None:
-    """Assigns values to mirrored tf.Variables inside a replica, where their own `assign` is refused."""
-    import tensorflow as tf
-
-    def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(
-                variable, lambda target, new: target.assign(new), args=(value,), group=False
-            )
-
-    tf.__internal__.distribute.interim.maybe_merge_call(assign, strategy, *values)
-
-
 # Log messages of tensorflow/python/distribute/coordinator/cluster_coordinator.py, the only report of a lost
 # worker.
 _WORKER_LOST = re.compile(r"Worker /job:worker/replica:0/task:(\d+) failed")

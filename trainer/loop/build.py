@@ -26,7 +26,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
-from shardline.trainer.loop.optimizers import tune_optimizer
+from shardline.trainer.loop.optimizers import accumulate_gradients
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.zoo import find_application
 
@@ -159,7 +159,7 @@ def build_with_variables(
         )
     with strategy.scope():
         if compiled:
-            tune_optimizer(model, settings, process.replicas)
+            accumulate_gradients(model, settings.gradient_accumulation_steps)
             create_variables(
                 model, **{name: _replica_part(batches, process.replicas) for name, batches in steps.items()}
             )

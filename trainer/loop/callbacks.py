@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from shardline.trainer.base import plugins, progress
+from shardline.trainer.base import plugins
 from shardline.trainer.base.crash import is_machine_failure
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
-from shardline.trainer.loop.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.loop.reports import Board, Counters, HistoryFile, Report, TuningMetric
 from shardline.trainer.loop.run import DatasetRun, TrainingRun
 from shardline.trainer.loop.step import Logs, Shapes
@@ -59,8 +58,7 @@ class Hooks:
         self.stateful = [item for item in callbacks if item not in chief_only]
         chief, history = run.cluster.is_chief, [item for item in reports if isinstance(item, HistoryFile)]
         self.chief_stateful = [*chief_only, *history] * chief
-        profiles = bool(run.settings.profile_steps)
-        self.by_step = profiles or any(has_batch_hooks(item, "train") for item in callbacks)
+        self.by_step = any(has_batch_hooks(item, "train") for item in callbacks)
         self.by_test_step = any(has_batch_hooks(item, "test") for item in callbacks)
         self._watchdog = run.watchdog
         self._strategy = run.strategy
@@ -178,24 +176,10 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
         return bool(self._is_improvement(value, other))
 
 
-def make_callbacks(
-    run: DatasetRun, model: keras.Model, frozen: FrozenLayers | None, retrace: Callable[[], None]
-) -> list[keras.callbacks.Callback]:
-    """Makes the callbacks of the settings, on every replica.
-
-    `retrace` is called when frozen layers have become trainable.
-    """
-    settings, chief = run.settings, run.cluster.is_chief
+def make_callbacks(run: DatasetRun) -> list[keras.callbacks.Callback]:
+    """Makes the callbacks of the settings, on every replica."""
+    settings = run.settings
     callbacks: list[keras.callbacks.Callback] = []
-    if frozen:
-
-        def changed() -> None:
-            retrace()
-            if chief:
-                progress.report("train", f"{len(model.trainable_weights)} weights are trained from now on")
-
-        rate = settings.fine_tuning_learning_rate * (run.replicas if settings.scale_learning_rate else 1)
-        callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))
     for reference in settings.callbacks:
         callbacks += load_callbacks(reference, run.scratch or run.dirs.model)
     if settings.early_stopping:
@@ -213,12 +197,7 @@ def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.C
     callbacks = [
         HistoryFile(run.dirs.model, counters),
         Report(counters, settings.epochs, in_memory=in_memory, images=images),
-        Board(
-            str(run.dirs.logs),
-            write_graph=False,
-            histogram_freq=settings.histograms,
-            profile_batch=settings.profile_steps or 0,
-        ),
+        Board(str(run.dirs.logs), write_graph=False),
     ]
     if settings.tuning_metric:
         callbacks.append(TuningMetric(settings.tuning_metric, counters, os.environ))

@@ -54,7 +54,6 @@ def make_engine(
         iter(training.distribute(strategy, run.process, processes, at, sized=sized)),
         make_summation(settings, strategy, run.cluster),
         sized=sized,
-        averaging_steps=settings.averaging_steps,
         jit_compile=xla,
         deterministic=settings.deterministic,
         single_loss=_report_differences(run, model, batch),
@@ -77,7 +76,7 @@ def make_engine(
 
 def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
     """Reports how several replicas train differently from one; returns what reports a loss in the step."""
-    if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
+    if run.replicas == 1 or not run.cluster.is_chief:
         return lambda: None
     if names := own_statistics(model):
         shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"

@@ -116,7 +116,7 @@ class Training:
         counters.first_step = counters.steps = at.steps
         counters.total_steps = min(at.steps + max(0, left), settings.max_steps or sys.maxsize)
         self.logs: Logs = dict(host.get("logs", {}))
-        self._merge = replica_merger(run.strategy, model, weights=settings.averaging_steps > 0)
+        self._merge = replica_merger(run.strategy, model)
         compiled = model.steps_per_execution
         compiled = compiled if isinstance(compiled, int) and compiled > 1 else 0
         requested = settings.steps_per_execution or compiled

@@ -223,14 +223,8 @@ class CoordinatorLoop:
         self._custom_logs: Logs = {}
         self._model = model
         self._workers = workers
-        self._spec = batches.element_spec
         self._batches = iter(batches)
-        self._decode = decode
-        self.retrace()
-
-    def retrace(self) -> None:
-        """Traces the step again, after the set of trainable weights has changed."""
-        self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
+        self._step = workers.trace(model, model.train_step, decode, batches.element_spec)
 
     @property
     def custom_shapes(self) -> Shapes:

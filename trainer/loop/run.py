@@ -267,9 +267,6 @@ def announce(run: DatasetRun, interface: Interface) -> None:
     if run.input_pipeline("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
         progress.report("train", f"input: each worker keeps its examples decoded in memory, {kept}")
-    if settings.scale_learning_rate or settings.warmup_steps:
-        factor = plan.replicas if settings.scale_learning_rate else 1
-        progress.report("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")
     if settings.deterministic and settings.checkpoint_minutes:
         progress.report("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
 

@@ -18,9 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.cluster.collectives import GradientExchange, Summation, average, own_gradients
+from shardline.trainer.cluster.collectives import GradientExchange, Summation
 from shardline.trainer.keras_compat.keras_internals import (
-    Gradients,
     flat_logs,
     optimizers,
     random_per_replica,
@@ -28,7 +27,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     update_after_gradients,
 )
-from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share, unscaled_losses
+from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share
 from shardline.trainer.keras_compat.tensorflow_internals import leak_iterator, seed_per_process
 
 #: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).
@@ -143,7 +142,6 @@ class StepLoop:
         summation: Summation,
         *,
         sized: bool = False,
-        averaging_steps: int = 0,
         jit_compile: bool = False,
         deterministic: bool = False,
         single_loss: Callable[[], None] = lambda: None,
@@ -151,9 +149,8 @@ class StepLoop:
         """Prepares the step of a model that is compiled and built in the strategy's scope.
 
         `batches` are those of `model.train_step`, distributed; if `sized`, pairs of these and the examples of
-        all replicas. Replicas average their weights after `averaging_steps`, or with 0 sum the gradients of
-        every step by `summation`. `single_loss` is called if a loss is one number for a batch. With
-        deterministic ops TensorFlow has no clock in a function.
+        all replicas. Gradients are added by `summation`. `single_loss` is called if a loss is one number for
+        a batch. With deterministic ops TensorFlow has no clock in a function.
         """
         self.evaluation: EvaluationLoop | None = None
         #: Called with the graph of a traced step, before it runs.
@@ -162,24 +159,16 @@ class StepLoop:
         self._strategy = strategy
         self._batches = leak_iterator(batches)
         self._sized = sized
-        self._summation = summation
-        self._averaging_steps = averaging_steps
-        # Replicas that average their weights do not communicate within a step.
-        self._losses = unscaled_losses if averaging_steps else functools.partial(exact_losses, single_loss)
+        self._losses = functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        own = own_gradients(strategy.num_replicas_in_sync)
-        self._exchange = GradientExchange(model, own if averaging_steps else summation)
+        self._exchange = GradientExchange(model, summation)
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
                 update_after_gradients(optimizer)
         self._custom_logs = CustomStepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
         self._metrics = Metrics(model, self._custom_logs)
         self.reset_metrics = self._metrics.reset
-        self.retrace()
-
-    def retrace(self) -> None:
-        """Traces the step again before the next one, after the set of trainable weights has changed."""
         self._steps: _Steps | None = None
 
     @property
@@ -237,9 +226,6 @@ class StepLoop:
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if not model.run_eagerly:
                 self.traced(tf.compat.v1.get_default_graph())
-            if self._averaging_steps:
-                due = model.optimizer.iterations % self._averaging_steps == 0
-                tf.cond(due, self._average, lambda: due)
             return i + 1, waited, tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
 
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
@@ -259,15 +245,6 @@ class StepLoop:
         # The concrete function: looking it up among the traced ones takes longer than the call itself.
         concrete: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
         return concrete
-
-    def _average(self) -> tf.Tensor:
-        replicas, variables = self._strategy.num_replicas_in_sync, self._model.trainable_variables
-
-        def mean(values: Gradients) -> Gradients:
-            return [total / replicas for total in self._summation(values)]
-
-        self._strategy.run(lambda: average(self._strategy, variables, mean))
-        return tf.constant(True)
 
 
 class EvaluationLoop:

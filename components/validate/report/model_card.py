@@ -40,8 +40,6 @@ _ONLY_CLASSES = "It always predicts one of these classes, also for an input that
 
 # Of settings.json: shown with the dataset, or in a table of its own.
 _NOT_SETTINGS = ("class_names", "versions", "settings", "learning_rates")
-# Parts of the learning rate, which is shown as a whole.
-_RATE_SETTINGS = ("learning_rate", "scale_learning_rate", "warmup_steps", "fine_tuning_learning_rate")
 
 _PYTHON = """\
 import tensorflow as tf
@@ -257,7 +255,7 @@ def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) ->
     record, rate = training.settings, _describe_learning_rate(training)
     settings = {name: value for name, value in record.items() if name not in _NOT_SETTINGS}
     settings |= record.get("settings", {})
-    hidden = (*PATH_SETTINGS, *(_RATE_SETTINGS if rate else ()))
+    hidden = (*PATH_SETTINGS, *(("learning_rate",) if rate else ()))
     trained = {"learning rate": rate, "epochs": len(training.history.get("epoch", ())) or ""}
     trained |= {
         name.replace("_", " "): record.get(name, "") for name in ("model", "examples_per_update", "cluster")
@@ -285,9 +283,6 @@ def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) ->
 def _describe_learning_rate(training: TrainingRecord) -> str:
     """Returns the rates of the optimizers, "" where none is recorded: "0.003", "CosineDecay(...)"."""
     texts = [str(format_rate(rate)) for rate in training.settings.get("learning_rates", ())]
-    settings = training.settings.get("settings", {})
-    if tuned := settings.get("fine_tuning_learning_rate"):
-        texts.append(f"{tuned:g} from epoch {settings.get('unfreeze_at_epoch')} on")
     if rates := training.history.get("learning_rate"):  # a callback has changed it
         texts.append(f"{rates[-1]:.4g} in the last epoch")
     return "; ".join(texts)
