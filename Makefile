@@ -18,12 +18,18 @@ export SHARDLINE_TEST_MLFLOW ?= $(if $(wildcard $(MLFLOW)/.done),$(MLFLOW)/bin/m
 export SHARDLINE_TEST_ENGINES ?= $(if $(wildcard $(ENGINES)/.done),$(ENGINES)/bin/python)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
-PARAMS := $(filter-out PYTHON VENV JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
+PARAMS := $(filter-out PYTHON VENV JOBS PYTEST_ARGS SETTINGS IMAGE EXTRA REVISION DOCKER,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
+
+# The image of the settings, without a digest; with CUDA where a machine has GPUs.
+IMAGE = $(shell sed -nE 's/^image = "([^"@]+).*/\1/p' $(SETTINGS))
+EXTRA = $(if $(shell grep -E '^accelerator_type = "[^"]' $(SETTINGS)),gpu,image)
+REVISION = $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
+DOCKER = docker
 
 # Hundreds of processes import the same modules: where they may not keep the bytecode, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all test-quick engines lint compile docs audit lock clean
+.PHONY: help run test test-all test-quick engines lint compile image push cloud-image docs audit clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,21 +58,21 @@ lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the com
 compile: $(BIN)/.run  ## Compile the pipeline
 	$(BIN)/shardline compile --settings $(SETTINGS) --output $(PIPELINE)
 
+image:  ## Build the image of the settings; DOCKER=podman, EXTRA=gpu
+	$(DOCKER) build --platform linux/amd64 --build-arg EXTRA=$(EXTRA) --build-arg REVISION=$(REVISION) --tag $(IMAGE) .
+
+push:  ## Push it; the digest that is printed pins it in the settings: NAME@sha256:...
+	$(DOCKER) push $(IMAGE)
+
+cloud-image:  ## Build and push it on Cloud Build, without docker
+	gcloud builds submit --config cloudbuild.yaml --substitutions _IMAGE=$(IMAGE),_EXTRA=$(EXTRA),_REVISION=$(REVISION)
+
 docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs.cache docs build/docs
 	@echo "build/docs/index.html"
 
 audit: $(BIN)/.test  ## Ask for known vulnerabilities of the releases in constraints.txt; needs the internet
 	$(BIN)/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps -r constraints.txt
-
-lock: $(BIN)/.test  ## Write pipelines/image/lock from setup.cfg and constraints.txt
-	@for image in cpu:image gpu:gpu control: build:; do \
-	  variant=$${image%%:*} extra=$${image#*:} from=setup.cfg; \
-	  if [ $$variant = build ]; then from=pipelines/image/lock/build.in; fi; \
-	  $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c constraints.txt \
-	    --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
-	    $${extra:+--extra $$extra} -o pipelines/image/lock/$$variant.txt $$from || exit 1; \
-	done
 
 clean:  ## Remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

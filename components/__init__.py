@@ -61,7 +61,7 @@ class Components:
 
 
 def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
-    """Returns the components in a container image, which 'shardline image build' builds.
+    """Returns the components in a container image, which 'make image' builds.
 
     Args:
         image: Name of the image. A run on this machine needs none.

@@ -15,7 +15,6 @@ from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
-from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.tables import (
     check_tables,
     error_prefix,
@@ -45,7 +44,6 @@ class Settings:
 
     Attributes:
         image: Container image of all components and of the trainer.
-        build: How the image is built; None where the settings have only its name.
         train: The custom job of the training step: its machines and scheduling.
         preprocess: Machine of each task that makes the dataset.
         validate: Machine of the tasks that rehearse the training, and export and validate the model.
@@ -57,7 +55,6 @@ class Settings:
     """
 
     image: str
-    build: ImageSettings | None = None
     train: CustomJobSettings
     preprocess: TaskMachine = _MACHINES["preprocess"]
     validate: TaskMachine = _MACHINES["validate"]
@@ -74,28 +71,10 @@ class Settings:
             raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
             raise SettingsError("register.machine_type: these tasks are small; set cpu and memory instead")
-        if self.build is not None:
-            self.build.with_variant_for(self.accelerators)
         if self.tracking.mlflow_uri and self.notify.emails:
             raise SettingsError(
                 "notify.emails takes the place of the task that ends a run in MLflow, [tracking]"
             )
-
-    @property
-    def accelerators(self) -> dict[str, str]:
-        """Accelerators of the machines that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
-        # A pool with its own image, such as the platform's Reduction Server, does not run this one.
-        accelerators = {
-            f"train.{key}": pool.accelerators
-            for key, pool in vars(self.train.cluster).items()
-            if pool and not pool.image_uri and key != "reduction_server"
-        }
-        for name in _MACHINES:
-            machine = getattr(self, name)
-            accelerators[name] = (
-                f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
-            )
-        return accelerators
 
 
 #: The tables that are one dataclass each.
@@ -119,40 +98,17 @@ def load(path: Path) -> Settings:
     for ignored in (TABLE, "engine"):
         content.pop(ignored, None)
     with error_prefix(f"{path}: "):
-        if build := _read_image(path, content.get("image")):
-            content["image"] = build.name
         if isinstance(content.get("image"), str):
             # The tag of NAME:TAG@DIGEST is for the next build.
             content["image"] = re.sub(":[^:/@]*@", "@", content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
-        own = read_fields(Settings, content, leave_out=(*_TABLES, "build"), also=_TABLES)
+        own = read_fields(Settings, content, leave_out=_TABLES, also=_TABLES)
         read = {
             name: read_dataclass(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables
         }
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
-        return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
-
-
-def load_image(path: Path) -> ImageSettings | None:
-    """Returns the image of a settings file, None where there is none; raises as `load`.
-
-    An image with only a name is taken to contain just Shardline. The variant of a table is the one that is
-    built, "" where there are no machines.
-    """
-    with error_prefix(f"{path}: "):
-        content = read_settings_file(path)
-        image = content.get("image")
-        read = ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
-    if read is None or isinstance(image, str) or "train" not in content:
-        return read
-    return read.with_variant_for(load(path).accelerators)
-
-
-def _read_image(path: Path, image: Any) -> ImageSettings | None:
-    if not isinstance(image, dict):
-        return None
-    return read_dataclass("image", ImageSettings, image).below(path.parent)
+        return Settings(**own, train=_read_job(tables.get("train", {})), **machines, **read)
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:

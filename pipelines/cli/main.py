@@ -19,9 +19,8 @@ from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, sho
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
-from shardline.pipelines.cli.upload import image, upload
+from shardline.pipelines.cli.upload import upload
 from shardline.pipelines.project.new import KINDS
-from shardline.pipelines.tables import PROJECT_SETTINGS
 from shardline.trainer.base.crash import as_error
 from shardline.trainer.base.errors import EXIT_INTERRUPTED
 
@@ -69,9 +68,7 @@ def main() -> None:
     type=PATH,
     help="File to write.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
 )
-@click.option(
-    "--image", "digest", help="Image instead of the settings', as 'shardline image push' prints it."
-)
+@click.option("--image", "digest", help="Image instead of the settings', as in NAME@sha256:DIGEST.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if the file is out of date.")
 def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
@@ -110,13 +107,12 @@ def compile(
     help="Kind of examples.  [default: images, or that of the data]",
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
-@click.option("--terraform", is_flag=True, help="Write infrastructure/, a Terraform module, too.")
-def new(directory: Path, data: str | None, label: str, kind: str | None, name: str, terraform: bool) -> None:
+def new(directory: Path, data: str | None, label: str, kind: str | None, name: str) -> None:
     """Write a project to DIR: model, data, settings, tests, Makefile.
 
     It runs at once: 'make run' on this machine, 'make submit' on Vertex AI. With --data, its model fits your
     data, which stay where they are; else it has sample data and a source, to be replaced. DIR must be new or
-    empty, or with --terraform a project without infrastructure/, which is all that is added.
+    empty.
     """
     from shardline.pipelines.project import new as projects
     from shardline.pipelines.project.data import inspect
@@ -124,26 +120,20 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     if label and data is None:
         raise click.UsageError("--label belongs to --data PATH, the table that has this column")
     name = name or projects.package_name(directory)
+    found = inspect(data, label, kind or "") if data is not None else None
+    kind = found.kind if found else kind or "images"
+    files = projects.write(directory, kind, name, projects.origin(), found)
+    sample = f"{KINDS[kind].data} and a model of them, for you to replace"
+    head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
+    lines = [*found.found] if found else [str(file) for file in files]
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
-    if terraform and data is None and kind is None and (directory / PROJECT_SETTINGS).is_file():
-        lines = [str(file) for file in projects.add_terraform(directory, name)]
-        head = f"{directory}: the infrastructure of {name} on Google Cloud"
-        steps = (f"{steps[0]}/infrastructure", "terraform init", "terraform apply")
-    else:
-        found = inspect(data, label, kind or "") if data is not None else None
-        kind = found.kind if found else kind or "images"
-        files = projects.write(directory, kind, name, projects.origin(), found)
-        files += projects.add_terraform(directory, name) if terraform else []
-        sample = f"{KINDS[kind].data} and a model of them, for you to replace"
-        head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
-        lines = [*found.found] if found else [str(file) for file in files]
     show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))
 
 
 main.add_section("Start", new, doctor, compile, check)
 main.add_section("Data and models", preprocess, dataset, drift, validate, gate, champion, probe)
 main.add_section("Run on this machine", run, rehearse, train, launch)
-main.add_section("Run on the platform", image, upload, submit, schedule, cancel)
+main.add_section("Run on the platform", upload, submit, schedule, cancel)
 main.add_section("Look at runs", status, logs, explain)
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _PACKAGE = "my_package"
 _DOT = "dot_"
 #: Directories of the project itself, and import names of Shardline and its dependencies.
 _RESERVED = (
-    *("compiled", "infrastructure", "params", "runs", "test", "tests"),
+    *("compiled", "params", "runs", "test", "tests", "wheels"),
     *("keras", "kfp", "numpy", "shardline", "tensorflow", "trainer"),
 )
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -86,29 +86,12 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
         "@VERTEX@": page("vertex"),
         "@OPERATING@": page("operating"),
     }
-    return _copy(directory, values, "common", kind, own_data=data is not None)
-
-
-def add_terraform(directory: Path, name: str) -> list[Path]:
-    """Adds the module of its infrastructure to a project and returns its files, as `write`.
-
-    Raises SettingsError when the project has one, or no package of this name.
-    """
-    if not (_NAME.fullmatch(name) and (directory / name).is_dir()):
-        raise SettingsError(f"the project {directory} has no package {name}; name its package with --name")
-    if os.path.lexists(module := directory / "infrastructure"):
-        raise SettingsError(f"{module} exists; move it away to have it written anew")
-    return _copy(directory, {_PACKAGE: name, "@VERTEX@": page("vertex")}, "terraform")
-
-
-def _copy(directory: Path, values: Mapping[str, str], *names: str, own_data: bool = False) -> list[Path]:
-    """Writes folders of the template, `values` in place of their placeholders, and returns the files."""
     written = []
-    for root in (_TEMPLATE / name for name in names):
+    for root in (_TEMPLATE / "common", _TEMPLATE / kind):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
                 continue  # left by tools
-            if own_data and (file.name == "source.py" or file.suffix == ".csv"):
+            if data and (file.name == "source.py" or file.suffix == ".csv"):
                 continue
             parts = [_replaced(part, values) for part in file.relative_to(root).parts]
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))

@@ -92,7 +92,7 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
         )
     if not match["tag"] and not match["digest"]:
         return warning(
-            "image", f"{image} has neither tag nor digest", "pin its digest: 'shardline image push'"
+            "image", f"{image} has neither tag nor digest", "name its digest, which 'docker push' prints"
         )
     package = (
         f"v1/projects/{match['project']}/locations/{match['location']}/repositories/{match['repository']}"
@@ -100,13 +100,8 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
     )
     version = f"versions/{match['digest']}" if match["digest"] else f"tags/{match['tag']}"
     if rest.get_or_none("artifactregistry", f"{package}/{version}") is None:
-        return error("image", f"{image} does not exist", "push it: 'shardline image push'")
+        return error("image", f"{image} does not exist", "push it: 'make image push'")
     return ok("image", image)
-
-
-def _or_apply(resource: str) -> str:
-    """Returns what also mends a finding: a resource in the module of `shardline new --terraform`."""
-    return f", or apply {resource} of infrastructure/"
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
@@ -123,7 +118,6 @@ def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
-        fix += _or_apply("google_project_iam_member.submitters")
         yield error("permissions", f"this account lacks {', '.join(missing)}", fix)
     else:
         yield ok("permissions", "this account may submit, schedule and explain runs")
@@ -137,9 +131,7 @@ def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
         fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
-        yield error(
-            "APIs", f"not enabled: {', '.join(missing)}", fix + _or_apply("google_project_service.apis")
-        )
+        yield error("APIs", f"not enabled: {', '.join(missing)}", fix)
     else:
         yield ok("APIs", f"enabled: {', '.join(_APIS)}")
 
@@ -156,14 +148,11 @@ def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
         bucket = Client(project=environment.project).get_bucket(name)
     except NotFound:
         fix = f"run 'gcloud storage buckets create gs://{name} --location {environment.location}'"
-        yield error(
-            "bucket", f"gs://{name} does not exist", fix + _or_apply("google_storage_bucket.pipelines")
-        )
+        yield error("bucket", f"gs://{name} does not exist", fix)
         return
     missing = sorted(set(_OBJECTS) - set(bucket.test_iam_permissions(list(_OBJECTS))))
     if missing:
         fix = "grant this account roles/storage.objectUser on it"
-        fix += _or_apply("google_storage_bucket_iam_member.submitters")
         yield error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
         return
     location = str(bucket.location).lower()
@@ -180,13 +169,13 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
     account = environment.service_account
     if not account:
         found = "service_account is not set: runs use the project's default, often with too many permissions"
-        fix = "create one for runs and set service_account" + _or_apply("google_service_account.trainer")
+        fix = "create one for runs and set service_account"
         yield warning("service account", found, fix)
         return
     path = f"v1/projects/-/serviceAccounts/{account}"
     existing = rest.get_or_none("iam", path)
     if existing is None:
-        fix = "create it or correct service_account" + _or_apply("google_service_account.trainer")
+        fix = "create it or correct service_account"
         yield error("service account", f"{account} does not exist", fix)
         return
     if existing.get("disabled"):
@@ -196,7 +185,6 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
     granted = rest.request("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
-        fix += _or_apply("google_service_account_iam_member.submitters")
         yield error("service account", f"this account may not act as {account}", fix)
     else:
         yield ok("service account", f"{account}; this account may act as it")

@@ -20,10 +20,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shardline.pipelines.image.context import build_own_wheel
 from tests import conftest
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
+from tests.helpers.wheel import build_wheel
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,7 +56,7 @@ IMAGE = "europe-docker.pkg.dev/p/r/shardline:1"
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The command of a Python that has the wheel and what it requires."""
     directory = tmp_path_factory.mktemp("bare")
-    wheel = build_own_wheel(directory)
+    wheel = build_wheel(directory)
     if request.param == "installed":
         environment = directory / "venv"
         venv.create(environment)

@@ -24,8 +24,6 @@ from tests.helpers.markdown import Command, commands, shown_files
 pytestmark = pytest.mark.timeout(240)
 
 MARKED = [command for command in commands() if command.marked]
-#: Docker is not there: these show what they would do.
-DRY = ("image",)
 #: The page whose commands read tables of BigQuery, and nothing else of Google Cloud.
 ON_BIGQUERY = "tables.md"
 
@@ -130,8 +128,6 @@ def test_the_commands_for_bigquery_do_what_the_page_says(project: FakeVertex, or
 
 def _type(project: FakeVertex, command: Command) -> None:
     words = [_run_id(project) if word == "RUN" else own(word) for word in command.words[1:]]
-    if words[0] in DRY:
-        words += ["--dry-run", "--allow-dirty"]
     # explain: the run has failed, or was cancelled; doctor: the fake has no image.
     codes = {"explain": (0, 1, 4), "doctor": (0, 1)}
     shardline(*words, codes=codes.get(words[0], (0,)))

@@ -242,6 +242,25 @@ def test_what_a_run_is_given(code: str, broken: dict[str, Any], repaired: dict[s
     assert not {"SL607", "SL610"} & codes(RETRAIN, parameters=GIVEN | broken, aim=Aim.HERE)
 
 
+@pytest.mark.parametrize(
+    ("code", "copied", "source", "is_found"),
+    [
+        ("SL612", "other leafnet", "leafnet.source:Leaves", True),
+        ("SL612", "leafnet/ leafnet", "leafnet.source:Leaves", False),
+        ("SL612", ". .", "leafnet.source:Leaves", False),
+        ("SL612", "other .", "distribution.source:Leaves", False),
+    ],
+)
+def test_a_package_that_the_image_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, copied: str, source: str, is_found: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leafnet").mkdir()
+    (tmp_path / "Dockerfile").write_text(f"FROM python\nCOPY {copied}\n")
+
+    assert (code in codes(RETRAIN, parameters=GIVEN | {"source": source})) == is_found
+
+
 def test_a_run_passes_what_has_no_default() -> None:
     code, spec = "SL601", pipeline(parameters={"p": "NUMBER_INTEGER"})
 

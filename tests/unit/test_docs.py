@@ -39,7 +39,7 @@ from tests.helpers.markdown import (
 )
 
 #: What speaks to the platform, whatever it is asked.
-PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
+PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor"}
 
 COMMANDS = commands()
 #: The pages of which a part is for readers with a clone only.
@@ -98,7 +98,7 @@ def make(command: Command) -> None:
     if command.words[1] == "run":
         check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
     else:
-        assert given.keys() <= {"JOBS", "PYTEST_ARGS"}, str(command)
+        assert given.keys() <= {"JOBS", "PYTEST_ARGS", "IMAGE"}, str(command)
 
 
 def module(command: Command) -> None:

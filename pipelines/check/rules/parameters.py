@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from shardline.components.configure.fingerprint import plugins_of
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values, convert
@@ -69,6 +71,27 @@ def places(pipeline: Pipeline) -> Found:
             yield "SL610" if written else "SL607", f"{name} is {path!r}{fault}"
     if known.get("champion_uri") == "" and "champion_uri" not in pipeline.given:
         yield "SL611", "champion_uri is not set: a blessed model is not published"
+
+
+@rules(Pipeline)
+def contents(pipeline: Pipeline) -> Found:
+    """Packages of your own that a run names.
+
+    SL612 error: The image holds them: the Dockerfile beside them copies them.
+        Fix: add a line COPY to the Dockerfile, and build and push the image
+        Source: Shardline: the Dockerfile of a project.
+    """
+    dockerfile = Path("Dockerfile")
+    if pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES or not dockerfile.is_file():
+        return
+    lines = re.findall(r"(?m)^COPY (.*)", dockerfile.read_text(encoding="utf-8"))
+    copied = {name.removesuffix("/") for line in lines for name in line.split()[:-1]}
+    for name, reference in plugins_of(_values(pipeline)).items():
+        top = re.split("[.:]", reference)[0]
+        # Any other is of a distribution, which the image may have.
+        own = next(filter(os.path.exists, (top, f"{top}.py")), None)
+        if own and not {".", own} & copied:
+            yield "SL612", f"{name} is {reference}, and the Dockerfile does not copy {own}"
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:

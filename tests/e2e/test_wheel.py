@@ -1,4 +1,4 @@
-"""Shardline as the image has it, where no clone is: its wheel, its build context.
+"""Shardline as the image has it, where no clone is: its wheel.
 
 It works in a directory with packages of the reader's own called trainer, components and pipelines.
 """
@@ -6,32 +6,24 @@ It works in a directory with packages of the reader's own called trainer, compon
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.image import context as contexts
-from shardline.pipelines.image.context import build_own_wheel
-from shardline.pipelines.image.settings import ImageSettings
+from tests.helpers.markdown import ROOT
+from tests.helpers.wheel import build_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).resolve().parents[2]
 RINGS = ("trainer", "components", "pipelines")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this clone."""
-    return build_own_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path) -> Path:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package as the image has it."""
+    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
     # Into a directory instead of a virtual environment: what it depends on is in the tests' own.
     target = wheel.parent / "installed"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -60,6 +52,11 @@ def test_every_file_of_the_rings_is_installed(installed: Path) -> None:
     assert [name for name in there if not (installed / "shardline" / name).is_file()] == [], (
         "see package_data in setup.cfg"
     )
+    constraints = (
+        installed / "shardline" / "pipelines" / "project" / "template" / "common" / "constraints.txt"
+    )
+    assert constraints.read_bytes() == (ROOT / "constraints.txt").read_bytes()
+    assert not constraints.is_symlink()
 
 
 def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Path, tmp_path: Path) -> None:
@@ -89,46 +86,3 @@ def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Pa
     )
     done = run(installed, tmp_path, "-c", program)
     assert (done.stdout, done.stderr) == ("their trainer\n", "made\n")
-
-
-def test_what_is_installed_is_packed_again(installed: Path, wheel: Path, tmp_path: Path) -> None:
-    program = (
-        "import pathlib\n"
-        "from shardline.pipelines.image.context import build_own_wheel\n"
-        "build_own_wheel(pathlib.Path())"
-    )
-    done = run(installed, tmp_path, "-c", program)
-
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
-
-
-def test_what_a_build_context_has_installs_and_a_users_package_is_imported(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The Dockerfile's step for them, and an import where the package's own directory is not."""
-    package = tmp_path / "mine" / "leafnet"
-    package.mkdir(parents=True)
-    (package / "source.py").write_text("import shardline\n\nclass Leaves: ...\n")
-    (package / "data").mkdir()
-    (package / "data" / "names.txt").touch()
-    monkeypatch.setattr(contexts, "build_own_wheel", lambda directory: shutil.copy(wheel, directory))
-    settings = ImageSettings(name="leafnet:1", packages=(str(package),), variant="control")
-    contexts.assemble(settings, "abc", tmp_path / "context")
-
-    target = tmp_path / "target"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    found = [str(path) for kind in ("wheels", "projects") for path in (tmp_path / "context" / kind).iterdir()]
-    subprocess.run([*command, "--no-build-isolation", "--target", str(target), *found], check=True)
-    assert (target / "leafnet" / "data" / "names.txt").is_file()
-    assert {path.name.partition("-")[0] for path in target.glob("*.dist-info")} == {"leafnet", "shardline"}
-    program = (
-        "from shardline.trainer.base import plugins\n"
-        "print(plugins.load('leafnet.source:Leaves', 'source').__module__)\n"
-        "import shardline\nprint(shardline.__file__)"
-    )
-    done = run(target, tmp_path, "-c", program)
-    assert done.returncode == 0, done.stderr
-    module, where = done.stdout.splitlines()
-    assert module == "leafnet.source"
-    assert Path(where).is_relative_to(target)

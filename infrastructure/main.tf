@@ -1,30 +1,39 @@
-# What the runs of my_package need in a project of Google Cloud. In this directory:
-#
-#   terraform init
-#   terraform apply                                      # asks for project and bucket
-#   terraform output -raw settings > ../settings.toml    # instead of that of a new project
+terraform {
+  required_version = ">= 1.3"
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = "~> 6.50"
+    }
+  }
+  # The state is a file here. A team shares it: https://developer.hashicorp.com/terraform/language/backend/gcs
+}
+
+provider "google" {
+  project = var.project
+  region  = var.region
+}
 
 # The APIs that runs call. They stay on when the rest is destroyed: others in the project may use them.
 resource "google_project_service" "apis" {
-  for_each = toset(concat(
-    ["aiplatform", "artifactregistry", "storage", "logging", "iam", "compute", "cloudresourcemanager", "serviceusage"],
-    var.alerts ? ["pubsub"] : [],
-    length(var.secrets) > 0 ? ["secretmanager"] : [],
-  ))
+  for_each = toset([
+    "aiplatform", "artifactregistry", "storage", "logging", "iam", "compute", "cloudresourcemanager", "secretmanager",
+    "serviceusage",
+  ])
   service            = "${each.value}.googleapis.com"
   disable_on_destroy = false
 }
 
 # Runs, scheduled ones too, are this account: a schedule has no identity of its own.
 resource "google_service_account" "trainer" {
-  account_id   = "${var.prefix}trainer"
+  account_id   = "trainer"
   display_name = "Runs of pipelines"
   depends_on   = [google_project_service.apis]
 }
 
 # Training runs the code of models, as an account that cannot write champions.
 resource "google_service_account" "training" {
-  account_id   = "${var.prefix}training"
+  account_id   = "training"
   display_name = "Training jobs"
   depends_on   = [google_project_service.apis]
 }
@@ -51,44 +60,27 @@ resource "google_service_account_iam_member" "trainer" {
   member             = google_service_account.trainer.member
 }
 
-# Data, runs, champions and history. What is deleted can be restored for seven days, the default of soft delete;
-# `terraform destroy` refuses while there is anything.
+# Data, runs, champions and history. `terraform destroy` refuses while there is anything.
 resource "google_storage_bucket" "pipelines" {
   name                        = var.bucket
   location                    = var.region
   uniform_bucket_level_access = true # conditions of IAM need it
   public_access_prevention    = "enforced"
+  depends_on                  = [google_project_service.apis]
 
   versioning {
     enabled = true
   }
 
-  # Else versions that were overwritten, or pruned, cost money for ever.
+  # Else versions that were overwritten or deleted cost money for ever.
   lifecycle_rule {
     action {
       type = "Delete"
     }
     condition {
-      days_since_noncurrent_time = var.noncurrent_days
+      days_since_noncurrent_time = 30
     }
   }
-
-  # Only below runs/: champions/ and history/ have no age.
-  dynamic "lifecycle_rule" {
-    for_each = var.runs_days == null ? [] : [var.runs_days]
-    content {
-      action {
-        type = "Delete"
-      }
-      condition {
-        age            = lifecycle_rule.value
-        matches_prefix = ["runs/"]
-        with_state     = "LIVE"
-      }
-    }
-  }
-
-  depends_on = [google_project_service.apis]
 }
 
 # Publishes champions, and keeps the history.
@@ -117,32 +109,12 @@ resource "google_storage_bucket_iam_member" "training_runs" {
   }
 }
 
-# Images. Each push of a tag leaves one without, which settings may still name by its digest.
-resource "google_artifact_registry_repository" "image" {
+# Images, and the compiled pipelines of `shardline upload`.
+resource "google_artifact_registry_repository" "repositories" {
+  for_each      = { shardline = "DOCKER", pipelines = "KFP" }
   location      = var.region
-  repository_id = "${var.prefix}shardline"
-  format        = "DOCKER"
-
-  dynamic "cleanup_policies" {
-    for_each = var.untagged_days == null ? [] : [var.untagged_days]
-    content {
-      id     = "delete-untagged"
-      action = "DELETE"
-      condition {
-        tag_state  = "UNTAGGED"
-        older_than = "${cleanup_policies.value * 86400}s"
-      }
-    }
-  }
-
-  depends_on = [google_project_service.apis]
-}
-
-# Compiled pipelines of `shardline upload`.
-resource "google_artifact_registry_repository" "pipelines" {
-  location      = var.region
-  repository_id = "${var.prefix}pipelines"
-  format        = "KFP"
+  repository_id = each.key
+  format        = each.value
   depends_on    = [google_project_service.apis]
 }
 
@@ -150,7 +122,59 @@ resource "google_artifact_registry_repository" "pipelines" {
 resource "google_artifact_registry_repository_iam_member" "readers" {
   for_each   = { trainer = google_service_account.trainer.member, training = google_service_account.training.member }
   location   = var.region
-  repository = google_artifact_registry_repository.image.name
+  repository = google_artifact_registry_repository.repositories["shardline"].name
   role       = "roles/artifactregistry.reader"
   member     = each.value
+}
+
+# The secrets that settings name, without a value, which would be in the state:
+# gcloud secrets versions add NAME --data-file=-
+resource "google_secret_manager_secret" "secrets" {
+  for_each   = var.secrets
+  secret_id  = each.value
+  depends_on = [google_project_service.apis]
+
+  replication {
+    auto {}
+  }
+}
+
+resource "google_secret_manager_secret_iam_member" "trainer" {
+  for_each  = var.secrets
+  secret_id = google_secret_manager_secret.secrets[each.value].id
+  role      = "roles/secretmanager.secretAccessor"
+  member    = google_service_account.trainer.member
+}
+
+# Those who push, submit and explain runs; none of them is an administrator.
+resource "google_project_iam_member" "submitters" {
+  for_each = {
+    for pair in setproduct(["roles/aiplatform.user", "roles/logging.viewer"], var.submitters) : join(" ", pair) => pair
+  }
+  project = var.project
+  role    = each.value[0]
+  member  = each.value[1]
+}
+
+# A run that they submit is the account `trainer`.
+resource "google_service_account_iam_member" "submitters" {
+  for_each           = var.submitters
+  service_account_id = google_service_account.trainer.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = each.value
+}
+
+resource "google_artifact_registry_repository_iam_member" "submitters" {
+  for_each   = { for pair in setproduct(["shardline", "pipelines"], var.submitters) : join(" ", pair) => pair }
+  location   = var.region
+  repository = google_artifact_registry_repository.repositories[each.value[0]].name
+  role       = "roles/artifactregistry.writer"
+  member     = each.value[1]
+}
+
+resource "google_storage_bucket_iam_member" "submitters" {
+  for_each = var.submitters
+  bucket   = google_storage_bucket.pipelines.name
+  role     = "roles/storage.objectUser"
+  member   = each.value
 }
