@@ -9,7 +9,13 @@ from kfp import dsl
 
 from shardline.components.conclude.component import conclude
 from shardline.components.configure.component import OBJECTS, configure, parameters
-from shardline.components.register.component import PROJECT, deploy_task, register, serving_model, upload_task
+from shardline.components.register.component import (
+    PROJECT,
+    deploy_tasks,
+    register,
+    serving_model,
+    upload_task,
+)
 from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate
@@ -195,14 +201,14 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
     component = on_machine(settings, machine)
     exported, quality = validated.outputs["exported"], validated.outputs["quality"]
     arguments = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
-    previous = None
-    if settings.model_upload:
-        image_uri = settings.model_upload.serving_image_uri
-        ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **arguments)
-        uploaded = machine.schedule(upload_task(settings.model_upload, ready, labels=labels))
-        previous = uploaded
-        if settings.deploy:
-            previous = deploy_task(component, settings.deploy, exported, uploaded, labels, gate)
     registered = component(register)(exported=exported, quality=quality, **arguments)
-    if previous:
-        registered.after(previous)
+    if upload := settings.model_upload:
+        ready = component(serving_model)(
+            exported=exported, quality=quality, image_uri=upload.serving_image_uri, **arguments
+        )
+        tasks = [upload_task(upload, ready, labels)]
+        if settings.deploy:
+            tasks += deploy_tasks(settings.deploy, tasks[0], upload.display_name, labels)
+        for task in tasks:
+            machine.schedule(task)
+        registered.after(tasks[-1])

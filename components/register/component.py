@@ -1,10 +1,9 @@
-"""The components that register and deploy a model, and the tasks of a pipeline that they make.
+"""The components that register a model, and the tasks of a pipeline that upload and deploy it.
 
-Google's own component uploads a model. KFP embeds the source text of a function alone, so it imports inside.
+Google's own components upload and deploy. KFP embeds the source text of a function alone, so it imports inside.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from google_cloud_pipeline_components.types.artifact_types import (
@@ -12,11 +11,11 @@ from google_cloud_pipeline_components.types.artifact_types import (
     VertexEndpoint,
     VertexModel,
 )
+from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
 from shardline.components.register.settings import Deploy, ModelUpload
-from shardline.components.vertex.forms import MODEL
 from shardline.components.vertex.job import ENCRYPTION_KEY
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
@@ -88,69 +87,12 @@ def serving_model(
         return describe_model(Path(exported.path), quality)
 
 
-def model_deploy(
-    exported: dsl.Input[dsl.Model],
-    model: dsl.Input[VertexModel],
-    endpoint: dsl.Output[VertexEndpoint],
-    deploy: dict,  # type: ignore[type-arg]
-    labels: dict,  # type: ignore[type-arg]
-    gate: dict,  # type: ignore[type-arg]
-    job_name: str,
-    project: str,
-    location: str,
-) -> None:
-    """Deploys a model after probing it with its golden examples, once in a run.
-
-    It gets no traffic if the champion has changed since the validation.
-
-    Args:
-        exported: SavedModel with its golden examples.
-        model: The uploaded model.
-        endpoint: The endpoint that it is deployed to.
-        deploy: The fields of `shardline.components.register.settings.Deploy`.
-        labels: Labels of the endpoint on which the model is probed.
-        gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
-        job_name: Name of the run.
-        project: Project of the pipeline.
-        location: Region of the pipeline.
-    """
-    from pathlib import Path
-
-    from shardline.components.model_store.champions import check_judged
-    from shardline.components.register.deployment import Deployment
-    from shardline.components.register.settings import Deploy
-    from shardline.components.validate.gate.gate import GateSettings
-    from shardline.components.vertex.client import Platform
-    from shardline.trainer.base.deserialize import read
-    from shardline.trainer.base.progress import exit_on_error
-
-    with exit_on_error("deploy"):
-        platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri
-        name = Deployment(
-            platform=platform,
-            settings=read(Deploy, deploy, "deploy"),
-            model=model.metadata.get("resourceName", ""),
-            exported=Path(exported.path),
-            labels=labels,
-            run=job_name,
-            check=lambda: check_judged(Path(exported.path), champion, job_name),
-        ).deploy()
-        endpoint.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-deployed"
-        endpoint.metadata.update({"resourceName": name} if name else {})
-
-
 def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
     `ready` is the task of `serving_model`; `labels` are added to those of `upload`, which take precedence.
     """
-    parent = {}
-    if match := MODEL.match(upload.parent_model):
-        parent["parent_model"] = dsl.importer(
-            artifact_uri=f"https://{match[1]}-aiplatform.googleapis.com/v1/{upload.parent_model}",
-            artifact_class=VertexModel,
-            metadata={"resourceName": upload.parent_model},
-        ).output
+    parent = upload.parent_model
     return ModelUploadOp(
         location=LOCATION,
         display_name=upload.display_name,
@@ -158,30 +100,50 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         unmanaged_container_model=ready.outputs["serving"],
         labels={**labels, **upload.tags},
         encryption_spec_key_name=ENCRYPTION_KEY,
-        **parent,
+        **({"parent_model": _existing(parent, VertexModel)} if parent else {}),
     )
 
 
-def deploy_task(
-    component: Callable[..., Any],
-    deploy: Deploy,
-    exported: Any,
-    uploaded: dsl.PipelineTask,
-    labels: Mapping[str, str],
-    gate: Any,
-) -> dsl.PipelineTask:
-    """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
+def deploy_tasks(
+    deploy: Deploy, uploaded: dsl.PipelineTask, name: str, labels: Mapping[str, str]
+) -> list[dsl.PipelineTask]:
+    """Adds the deployment of an uploaded model, which gets all traffic of the endpoint, and returns its tasks.
 
-    `component` makes a component of a function; `exported` is the validated model, `labels` are those of the
-    endpoint on which it is probed, `gate` has the champion_uri.
+    A new endpoint has the display name `name`, and `labels`.
     """
-    return component(model_deploy)(
-        exported=exported,
+    tasks = []
+    if deploy.endpoint:
+        endpoint = _existing(deploy.endpoint, VertexEndpoint)
+    else:
+        tasks = [
+            EndpointCreateOp(
+                location=LOCATION,
+                display_name=name,
+                labels=dict(labels),
+                encryption_spec_key_name=ENCRYPTION_KEY,
+            )
+        ]
+        endpoint = tasks[0].outputs["endpoint"]
+    machines = {
+        f"dedicated_resources_{key}": value
+        for key, value in vars(deploy).items()
+        if key not in ("endpoint", "service_account")
+    }
+    deployed = ModelDeployOp(
         model=uploaded.outputs["model"],
-        deploy=asdict(deploy),
-        labels=dict(labels),
-        gate=gate,
-        job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
-        project=PROJECT,
-        location=LOCATION,
+        endpoint=endpoint,
+        traffic_split={"0": "100"},
+        service_account=deploy.service_account,
+        **machines,
     )
+    return [*tasks, deployed]
+
+
+def _existing(name: str, artifact_class: Any) -> Any:
+    """Returns the artifact of a resource by its name, projects/P/locations/L/..."""
+    location = name.partition("/locations/")[2].partition("/")[0]
+    return dsl.importer(
+        artifact_uri=f"https://{location}-aiplatform.googleapis.com/v1/{name}",
+        artifact_class=artifact_class,
+        metadata={"resourceName": name},
+    ).output

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardline.components.vertex.forms import (
-    ENDPOINT,
     MAX_DISPLAY_NAME,
     MODEL,
-    check_accelerators,
     check_labels,
     check_pasted_text,
 )
@@ -20,37 +18,16 @@ from shardline.trainer.base.errors import SettingsError
 class Deploy:
     """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
 
-    settings/vertex.toml.example explains the fields. `endpoint` is in the region of the run; models deployed
-    to it before share the rest of the traffic in their proportions.
+    settings/vertex.toml.example explains the fields; `endpoint` "" makes a new endpoint in each run.
     """
 
-    endpoint: str
     machine_type: str
+    endpoint: str = ""
     accelerator_type: str = ""
     accelerator_count: int = 0
     min_replica_count: int = 1
     max_replica_count: int = 1
     service_account: str = ""
-    traffic_percent: int = 100
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("machine_type", "accelerator_type", "service_account"):
-            check_pasted_text(name, getattr(self, name))
-        if not self.machine_type:
-            raise SettingsError("machine_type is empty; give one, for example n1-standard-2")
-        check_accelerators(self.accelerator_type, self.accelerator_count)
-        if not 1 <= self.min_replica_count <= self.max_replica_count:
-            raise SettingsError(
-                "replicas must be 1 <= min_replica_count <= max_replica_count, got "
-                f"{self.min_replica_count} and {self.max_replica_count}"
-            )
-        if not ENDPOINT.fits(self.endpoint):
-            raise SettingsError(f"endpoint must be {ENDPOINT.description}, got {self.endpoint!r}")
-        if not 0 <= self.traffic_percent <= 100:
-            raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
-        if self.keep < 0:
-            raise SettingsError(f"keep must be 0 or more, got {self.keep}")
 
 
 @dataclass(frozen=True, kw_only=True)

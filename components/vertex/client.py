@@ -37,13 +37,12 @@ _RETRY_S = 60.0
 
 #: Environment variable: hosts other than Google's that may receive a token: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
-#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, endpoints of
-#: Private Service Connect, and hosts of dedicated endpoints. Source: MREP_JURISDICTIONS in
-#: google.cloud.aiplatform.constants.base, _get_default_mtls_endpoint of the clients, _is_regional_endpoint in
-#: google.auth.credentials, Endpoint.dedicated_endpoint_dns.
+#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, and endpoints of
+#: Private Service Connect. Source: MREP_JURISDICTIONS in google.cloud.aiplatform.constants.base,
+#: _get_default_mtls_endpoint of the clients, _is_regional_endpoint in google.auth.credentials.
 _HOST = re.compile(
     r"(([a-z0-9-]+-)?aiplatform(\.[a-z0-9-]+\.rep)?(\.mtls)?|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)"
-    r"\.googleapis\.com(:443)?|[a-z0-9-]+\.[a-z0-9-]+\.prediction\.vertexai\.goog"
+    r"\.googleapis\.com(:443)?"
 )
 _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
 
@@ -68,11 +67,9 @@ def _service(name: str, doc: str) -> cached_property[Any]:
         from google.api_core.client_options import ClientOptions
         from google.cloud import aiplatform_v1
 
-        # A dedicated endpoint has its own host, which speaks REST.
-        transport = "rest" if platform.endpoint.endswith(".prediction.vertexai.goog") else None
         options = ClientOptions(api_endpoint=platform.host)
         with platform_errors("sign in to Google Cloud"):
-            return getattr(aiplatform_v1, name)(client_options=options, transport=transport)
+            return getattr(aiplatform_v1, name)(client_options=options)
 
     client.__doc__ = doc
     return cached_property(client)
@@ -116,9 +113,6 @@ class Platform:
     pipelines = _service("PipelineServiceClient", "Runs of pipelines.")
     schedules = _service("ScheduleServiceClient", "Schedules.")
     jobs = _service("JobServiceClient", "Custom jobs and hyperparameter tuning jobs.")
-    models = _service("ModelServiceClient", "The Model Registry.")
-    endpoints = _service("EndpointServiceClient", "Endpoints.")
-    predictions = _service("PredictionServiceClient", "Predictions of deployed models.")
 
     @cached_property
     def logs(self) -> LoggingServiceV2Client:
@@ -137,7 +131,6 @@ def call_api(
     repeatable: bool = True,
     outage_s: float = 0.0,
     read_existing: Callable[[], T] | None = None,
-    timeout_s: float = 0.0,
 ) -> T:
     """Calls the platform, with retries where it is busy or the connection is lost.
 
@@ -150,7 +143,6 @@ def call_api(
         outage_s: Seconds of retries, for one that nobody waits for; 0 for the default of `retry_policy`.
         read_existing: For a call that creates something under our own id: reads what an earlier attempt has
             created whose response was lost.
-        timeout_s: Timeout of one attempt in seconds; 0 for the default of 30.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
@@ -162,7 +154,7 @@ def call_api(
     failed: list[Exception] = []
     credentials = getattr(transport, "_credentials", None)
     retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, outage_s=outage_s)
-    timeout = ConstantTimeout(timeout_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
+    timeout = ConstantTimeout(_TIMEOUT_S)  # type: ignore[no-untyped-call]
     with platform_errors(action):
         try:
             return method(request=request, retry=retry, timeout=timeout)

@@ -64,14 +64,10 @@ TENSORBOARD = Form(
 )
 SERVICE_ACCOUNT = Form(r"[^@\s]+@[^@\s]+\.[^@\s]+", "the e-mail address of a service account")
 PERSISTENT_RESOURCE = Form(r"[a-z]([a-z0-9-]*[a-z0-9])?", "the resource's id, not its full name")
-ENDPOINT = Form(
-    r"projects/[\w:.-]+/locations/([a-z0-9-]+)/endpoints/[\w-]+", "projects/P/locations/L/endpoints/ID"
-)
 MODEL = Form(
     r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+",
     "projects/P/locations/L/models/ID, without a version",
 )
-#: google.cloud.aiplatform_v1.types.CreateContextRequest.context_id.
 SECRET = Form(
     r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)",
     "projects/PROJECT/secrets/NAME/versions/latest, the name of a secret in Secret Manager",

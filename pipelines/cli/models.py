@@ -1,4 +1,4 @@
-"""Commands about models: `shardline rehearse`, `validate`, `probe` and `champion`."""
+"""Commands about models: `shardline rehearse`, `validate` and `champion`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from shardline.pipelines.cli.options import (
     CommandGroup,
     json_option,
     parameter_options,
-    settings_option,
     show,
 )
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from shardline.components.model_store.catalog import Version
@@ -137,54 +135,6 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **poli
     gate = read_gate(file) if file else Gate()
     gate = gate.with_min_accuracy(min_accuracy).with_rules(texts)
     return replace(gate, **{name: policy for name, policy in policies.items() if policy})
-
-
-@click.command()
-@click.argument("server", metavar="URL|ENDPOINT")
-@click.argument("exported", type=PATH, metavar="EXPORTED_DIR")
-@click.option(
-    "--tolerance", default=0.01, show_default=True, help="Largest accepted difference of a probability, 0..1."
-)
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for an answer.")
-@settings_option
-@json_option
-def probe(
-    server: str,
-    exported: Path,
-    tolerance: float,
-    timeout: float,
-    settings: Path | None,
-    as_json: bool,
-) -> None:
-    """Compare a model server's answers with those of EXPORTED_DIR.
-
-    It is sent the golden examples of the export. URL is a REST endpoint of TensorFlow Serving,
-    http://HOST:8501/v1/models/NAME; ENDPOINT is projects/P/locations/L/endpoints/ID. EXPORTED_DIR is the
-    output of a validation, or a version in the model store. Exits with 1 if the answers differ.
-    """
-    from shardline.components.register import probe as probes
-    from shardline.components.vertex.forms import ENDPOINT
-    from shardline.pipelines.settings import load_environment
-
-    if not 0 < timeout <= 3600:
-        raise SettingsError(f"--timeout must be from 0 to 3600 seconds, got {timeout:g}")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it prints a line for each lost connection
-    with progress.sink(lambda event: click.echo(progress.render(event), err=as_json)):
-        if server.startswith("projects/"):
-            if not ENDPOINT.fits(server):
-                raise SettingsError(f"ENDPOINT must be {ENDPOINT.description}, got {server!r}")
-            host = load_environment(settings, {}, os.environ, needed=()).api_endpoint
-            asked = probes.endpoint_server(server, api_endpoint=host, timeout_s=timeout)
-        else:
-            asked = probes.rest_server(server, timeout_s=timeout)
-        found = probes.probe(asked, exported, tolerance=tolerance)
-    show(
-        as_json,
-        {"server": server, **found.to_json()},
-        f"agrees    {'yes' if found.agrees else 'no'}: {found}",
-        *([f"answered  deployed model {', '.join(found.models)}"] if found.models else []),
-    )
-    sys.exit(0 if found.agrees else 1)
 
 
 def _read_tracking(_: click.Context, option: click.Parameter, settings: Path | None) -> None:

@@ -13,7 +13,6 @@ from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
-from shardline.trainer.base.deserialize import read
 from tests.helpers.compiled import JOB, blessed_tasks
 
 LOCATION = "{{$.pipeline_google_cloud_location}}"
@@ -47,14 +46,23 @@ def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed()
         "importer": [],
         "serving-model": [],
         "model-upload": ["importer", "serving-model"],
-        "model-deploy": ["model-upload"],
+        "importer-2": [],
+        "model-deploy": ["importer-2", "model-upload"],
         "register": ["model-deploy"],
     }
-    assert given(tasks["model-deploy"])["location"] == LOCATION
-    assert read(Deploy, given(tasks["model-deploy"])["deploy"], "deploy") == deploy
-    # The traffic of yesterday is not that of today.
+    assert given(tasks["model-deploy"])["traffic_split"] == {"0": "100"}
     assert not tasks["model-deploy"].get("cachingOptions")
     assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_without_an_endpoint_each_run_makes_one_where_it_runs() -> None:
+    deploy = Deploy(machine_type="n1-standard-2", accelerator_type="NVIDIA_L4", accelerator_count=1)
+    tasks = blessed_tasks(compiled(deploy=deploy))
+
+    assert tasks["model-deploy"]["dependentTasks"] == ["endpoint-create", "model-upload"]
+    made = given(tasks["endpoint-create"])
+    assert (made["location"], made["display_name"]) == (LOCATION, "digits")
+    assert given(tasks["model-deploy"])["dedicated_resources_accelerator_type"] == "NVIDIA_L4"
 
 
 def test_the_upload_goes_where_the_pipeline_runs_and_is_tried_again() -> None:

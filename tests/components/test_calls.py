@@ -49,8 +49,8 @@ def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
     export = Export.read(here)
     _, command = make_calls(export)["TensorFlow Serving"].split("\n", 1)
 
-    with serve_model(here, clean_process) as server:
-        command = re.sub(r"http://localhost:8501/\S+(?=:predict)", server.url, command)
+    with serve_model(here, clean_process) as url:
+        command = re.sub(r"http://localhost:8501/\S+(?=:predict)", url, command)
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
 
     (answer,) = json.loads(done.stdout)["predictions"]

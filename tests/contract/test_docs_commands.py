@@ -10,14 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, PipelineJob, PipelineTaskDetail
+from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
-from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
+from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
-from tests.helpers.exports import golden_answers, write_golden
 from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, at, fake_bigquery
 from tests.helpers.markdown import Command, commands, shown_files
 
@@ -46,7 +45,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVer
     with fake_vertex(tmp_path, run_pipeline=train) as fake:
         enter(fake.environment, monkeypatch)
         _set_up(tmp_path, monkeypatch)
-        _serve(fake.services, tmp_path)
         yield fake
 
 
@@ -91,16 +89,6 @@ def _begin_project() -> None:
 def own(text: str) -> str:
     """Returns what a page shows with the reader's own project and bucket."""
     return text.replace("my-project", PROJECT).replace("my-bucket", BUCKET)
-
-
-def _serve(services: FakeServices, directory: Path) -> None:
-    """Makes the version and the endpoint to which a page says that it is deployed."""
-    write_golden(directory / "runs" / "champions" / "digits" / "versions" / "VERSION")
-    name = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/endpoints/123"
-    services.endpoints[name] = Endpoint(
-        name=name, deployed_models=[DeployedModel(id="1")], traffic_split={"1": 100}
-    )
-    services.serving.serve = lambda endpoint, model, instances: golden_answers(instances)
 
 
 def shardline(*words: str, codes: tuple[int, ...] = (0,)) -> str:

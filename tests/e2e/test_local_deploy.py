@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import yaml
 from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
-from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
 from shardline.components.register.component import (
-    deploy_task,
+    deploy_tasks,
     serving_model,
     upload_task,
 )
@@ -45,16 +44,7 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
         exported = export().outputs["exported"]
         ready = component()(serving_model)(exported=exported, quality="0.97", image_uri="s:1", gate={})
         uploaded = upload_task(upload, ready, labels={})
-        deploy_task(component(), deploy, exported, uploaded, labels={}, gate={"champion_uri": ""})
-        # The launchers of a pipeline that deploys with them.
-        endpoint = EndpointCreateOp(display_name="other").outputs["endpoint"]
-        ModelDeployOp(
-            model=uploaded.outputs["model"],
-            endpoint=endpoint,
-            dedicated_resources_machine_type="n1-highmem-2",
-            dedicated_resources_min_replica_count=1,
-            dedicated_resources_max_replica_count=1,
-        )
+        deploy_tasks(deploy, uploaded, "digits", labels={})
         ModelBatchPredictOp(
             job_display_name="digits",
             model=uploaded.outputs["model"],
@@ -71,8 +61,8 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
 @pytest.mark.parametrize(
     ("where", "parent", "words"),
     [
-        ({"endpoint": ENDPOINT, "traffic_percent": 10}, PARENT, (ENDPOINT, f"a new version of {PARENT}")),
-        ({"endpoint": ENDPOINT}, "", (ENDPOINT, "a new model")),
+        ({"endpoint": ENDPOINT}, PARENT, (ENDPOINT, f"a new version of {PARENT}")),
+        ({}, "", ("a new endpoint 'digits'", "a new model")),
     ],
 )
 def test_what_would_be_done_is_said(
@@ -84,8 +74,6 @@ def test_what_would_be_done_is_said(
     for said in (
         f"it would be, to {words[0]}, on 1 to 1 n1-standard-2",
         f"'digits' is not uploaded; on Vertex AI it would be, as {words[1]}",
-        "no endpoint 'other' is created",
-        "it would be, to a new endpoint 'other', on 1 to 1 n1-highmem-2",
         "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",
     ):
         assert said in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store.catalog import Version
@@ -23,26 +22,6 @@ def write_export(
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     verdict = {"blessed": blessed, "reason": "accuracy 0.9 is below 0.95", "champion": judged_against}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
-    return directory
-
-
-def golden_answers(instances: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what the model of `write_golden` answers."""
-    rows = []
-    for instance in instances:
-        likely = int(instance["x"] > 0)
-        shares = [0.2, 0.8] if likely else [0.9, 0.1]
-        rows.append({"probabilities": shares, "label": likely, "label_name": ("cat", "dog")[likely]})
-    return rows
-
-
-def write_golden(directory: Path) -> Path:
-    """Writes an export with golden examples of two classes, without a model in it."""
-    instances = [{"x": float(number)} for number in range(-2, 4)]
-    golden = {"instances": instances, "predictions": golden_answers(instances)}
-    directory.mkdir(parents=True, exist_ok=True)
-    content = {"labels": [{"name": "label", "kind": "class", "outputs": ["cat", "dog"]}], "golden": golden}
-    (directory / model_store.EXPORT_FILE).write_text(json.dumps(content))
     return directory
 
 

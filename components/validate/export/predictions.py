@@ -216,28 +216,6 @@ def compare(export: Export, predictions: Any) -> Comparison:
     return Comparison(worst.difference, f"example {number}: {worst.description}" if worst.description else "")
 
 
-def is_answer(row: Any, export: Export) -> bool:
-    """Returns whether a golden prediction has the outputs of its export."""
-
-    def has_shape(name: str, *wanted: int) -> bool:
-        return np.array(row[name], np.float64).shape == wanted
-
-    try:
-        for label in export.labels:
-            names, count = name_outputs(export.labels)[label.name], len(label.outputs)
-            first = () if label.kind == REGRESSION and count == 1 else (count,)
-            is_valid = all(name in row for name in names) and has_shape(names[0], *first)
-            if label.kind == CLASS:
-                is_valid = is_valid and type(row[names[1]]) is int and 0 <= row[names[1]] < count
-            elif label.kind == MULTILABEL:
-                is_valid = is_valid and has_shape(names[1], count)
-            if not is_valid:
-                return False
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return False
-    return bool(export.labels)
-
-
 def _compare_label(
     expected: Mapping[str, Any], actual: Mapping[str, Any], label: Label, export: Export
 ) -> Comparison:

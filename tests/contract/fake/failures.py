@@ -30,9 +30,6 @@ _WORDS = {
 _PERMISSIONS = {
     "Publish": "pubsub.topics.publish",
     "UploadModel": "aiplatform.models.upload",
-    "DeployModel": "aiplatform.endpoints.deploy",
-    "UndeployModel": "aiplatform.endpoints.undeploy",
-    "Predict": "aiplatform.endpoints.predict",
     "PauseSchedule": "aiplatform.schedules.update",
     "ResumeSchedule": "aiplatform.schedules.update",
     "UploadPipeline": "artifactregistry.repositories.uploadArtifacts",

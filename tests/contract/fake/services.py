@@ -11,7 +11,6 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import (
     CustomJob,
-    Endpoint,
     HyperparameterTuningJob,
     Model,
     PipelineJob,
@@ -21,7 +20,6 @@ from google.rpc import code_pb2
 
 from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError, Outcome
 from tests.contract.fake.custom_jobs import CustomJobs
-from tests.contract.fake.endpoints import Endpoints
 from tests.contract.fake.failures import Drop, Failure, Failures
 from tests.contract.fake.log_entries import LogEntries
 from tests.contract.fake.models import Models
@@ -50,7 +48,6 @@ class FakeServices:
         logs: Cloud Logging.
         project: What the project is and has.
         pubsub: Topics of Pub/Sub.
-        serving: Endpoints, and what is deployed to them.
         web_routes: Calls that are plain HTTP.
     """
 
@@ -71,7 +68,6 @@ class FakeServices:
         self._custom_jobs = CustomJobs(run, numbers)
         self._tuning_jobs = TuningJobs(run_tuning, numbers)
         self._models = Models(numbers)
-        self.serving = Endpoints(self._models, numbers)
         self._pipelines = PipelineJobs(run_pipeline, numbers)
         self._schedules = Schedules(self._pipelines, numbers)
         self.registry = Registry()
@@ -81,7 +77,7 @@ class FakeServices:
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self.serving, self.registry, self.logs, self.project, self.pubsub),
+            *(self.registry, self.logs, self.project, self.pubsub),
         )
 
     @property
@@ -98,11 +94,6 @@ class FakeServices:
     def models(self) -> dict[str, list[Model]]:
         """Versions of each model by the model's name, as they were received."""
         return self._models.models
-
-    @property
-    def endpoints(self) -> dict[str, Endpoint]:
-        """Endpoints by name, with what is deployed to them."""
-        return self.serving.endpoints
 
     @property
     def pipeline_jobs(self) -> dict[str, PipelineJob]:
