@@ -1,6 +1,6 @@
 """The components that register a model, and the tasks of a pipeline that upload and deploy it.
 
-Google's own components upload and deploy. KFP embeds the source text of a function alone, so it imports inside.
+KFP embeds the source text of a function alone, so it imports inside.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def register(
     """
     from pathlib import Path
 
-    from shardline.components.register.deployment import register_model
+    from shardline.components.register.registration import register_model
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
@@ -75,7 +75,7 @@ def serving_model(
     from pathlib import Path
 
     from shardline.components.model_store.champions import check_judged
-    from shardline.components.register.deployment import container_spec, copy_saved_model, describe_model
+    from shardline.components.register.registration import container_spec, copy_saved_model, describe_model
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
@@ -107,7 +107,7 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
 def deploy_tasks(
     deploy: Deploy, uploaded: dsl.PipelineTask, name: str, labels: Mapping[str, str]
 ) -> list[dsl.PipelineTask]:
-    """Adds the deployment of an uploaded model, which gets all traffic of the endpoint, and returns its tasks.
+    """Adds the deployment of an uploaded model, which gets all of its endpoint's traffic; returns the tasks.
 
     A new endpoint has the display name `name`, and `labels`.
     """

@@ -179,7 +179,6 @@ GOOD: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     "retrain": (_retrain, ""),
     "dataset": (_directory, "manifest.json"),
     "champion": (_directory, "champion.json"),
-    "exported": (_directory, "export.json"),
     "run": (_directory, "run.json"),
     "images": (_directory, ""),
 }
@@ -202,12 +201,6 @@ def make_good(made: Path) -> None:
     (made / "champion" / "champion.json").write_text(json.dumps(catalog))
     (version / "export.json").write_text(json.dumps({"format": "shardline.export", "format_version": 1}))
     (version / "blessing.json").write_text(json.dumps({"blessed": True}))
-    exported = made / "exported"
-    exported.mkdir()
-    answer = {"probabilities": [0.8, 0.2], "label": 0, "label_name": "cat"}
-    golden = {"instances": [{"x": 1.0}], "predictions": [answer]}
-    label = {"name": "label", "kind": "class", "outputs": ["cat", "dog"]}
-    (exported / "export.json").write_text(json.dumps({"labels": [label], "golden": golden}))
     run = made / "run"
     run.mkdir()
     (run / "run.log").write_text("10:00:00.000 - INFO - Executing task 'train'\n    train: hello\n")

@@ -12,7 +12,7 @@ from shardline.components import model_store
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current, publish
 from shardline.components.register.component import register
-from shardline.components.register.deployment import register_model
+from shardline.components.register.registration import register_model
 from shardline.components.runs import record
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ModelError, SettingsError
@@ -76,7 +76,7 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
 
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):
     script = (
-        "import pathlib, sys; from shardline.components.register.deployment import register_model; "
+        "import pathlib, sys; from shardline.components.register.registration import register_model; "
         "register_model(pathlib.Path(sys.argv[1]), 'accuracy 0.97', sys.argv[2]); "
         "print([name for name in ('tensorflow', 'keras', 'kfp', 'google.auth') if name in sys.modules])"
     )

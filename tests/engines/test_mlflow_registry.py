@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from shardline.components.model_store import Export, champions
 from shardline.components.model_store.mlflow_registry import log_model, mirror_champion
-from shardline.components.register.deployment import register_model
+from shardline.components.register.registration import register_model
 from shardline.pipelines.cli.models import champion
 from shardline.trainer.base import tracking
 from shardline.trainer.base.errors import ModelError

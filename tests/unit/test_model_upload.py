@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.deployment import (
+from shardline.components.register.registration import (
     copy_saved_model,
     describe_model,
 )
