@@ -1,4 +1,4 @@
-"""Commands about datasets: `shardline preprocess`, `dataset info|stats|schema|verify` and `drift`."""
+"""Commands about datasets: `shardline preprocess`, `dataset stats|schema|verify` and `drift`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 #: Tasks of an array of Slurm by default, and at most: its MaxArraySize is 1001 by default.
 _TASKS, _MOST_TASKS = 8, 1000
-
-_PROCESSES = click.option(
-    "--processes", type=int, default=0, help="Reading processes.  [default: one per core]"
-)
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -228,36 +224,23 @@ def dataset() -> None:
     """Inspect a finished dataset directory."""
 
 
-@dataset.command("info")
+@dataset.command("stats")
 @click.argument("directory", type=PATH)
 @json_option
-def show_info(directory: Path, as_json: bool) -> None:
-    """Show the manifest of DIRECTORY."""
+def show_stats(directory: Path, as_json: bool) -> None:
+    """Show manifest, labels, columns and image sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
-    show(as_json, stats.describe(manifest), stats.render_manifest(manifest))
-
-
-@dataset.command("stats")
-@click.argument("directory", type=PATH)
-@_PROCESSES
-@json_option
-def show_stats(directory: Path, processes: int, as_json: bool) -> None:
-    """Show labels, columns, image sizes and record sizes of DIRECTORY."""
-    from shardline.components.preprocess.inspect import stats
-
-    with foreground(sys.stderr):
-        found = stats.stats(directory, processes=processes)
-    show(as_json, found.to_json(), stats.render(found))
+    found = stats.stats(directory, manifest)
+    show(as_json, {**stats.describe(manifest), "profile": asdict(found)}, stats.render(manifest, found))
 
 
 @dataset.command("schema")
 @click.argument("directory", type=PATH)
 @click.option("--output", type=PATH, help="New file to write.  [default: standard output]")
-@_PROCESSES
-def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
+def draft_schema(directory: Path, output: Path | None) -> None:
     """Draft a schema from the columns and labels of DIRECTORY.
 
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
@@ -269,8 +252,8 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
 
     if output and output.exists():
         raise SettingsError(f"{output} exists; choose another --output, or remove it")
-    with foreground(sys.stderr):
-        found = draft(manifests.load(directory), stats(directory, processes=processes))
+    manifest = manifests.load(directory)
+    found = draft(manifest, stats(directory, manifest, whole=True))
     if not output:
         show_json(found)
         return
@@ -282,7 +265,7 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
 @dataset.command("verify")
 @click.argument("directory", type=PATH)
 @click.option("--deep", is_flag=True, help="Decode every image, too.")
-@_PROCESSES
+@click.option("--processes", type=int, default=0, help="Reading processes.  [default: one per core]")
 @json_option
 def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> None:
     """Compare every record of DIRECTORY with the manifest.

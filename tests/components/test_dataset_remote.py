@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess.inspect import stats, verify
+from shardline.components.preprocess.inspect import verify
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.profile import make_profile
 from shardline.components.storage import remote_files
@@ -50,15 +50,6 @@ def test_each_shard_is_brought_once_to_be_verified(dataset: Path, remote: Counte
     wrong = verify.verify(dataset, processes=1).damages
     (dataset / shard.file).write_bytes(content)
     assert [each.file for each in wrong] == [shard.file, shard.file]
-
-
-def test_statistics_read_each_shard_once(
-    dataset: Path, remote: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = stats.stats(dataset, processes=1)
-    assert set(remote.values()) == {1}
-    monkeypatch.setattr(files, "is_mounted", lambda _: False)
-    assert found == stats.stats(dataset, processes=1)
 
 
 def test_the_card_and_the_profile_are_of_a_few_shards(dataset: Path, remote: Counter[str]) -> None:

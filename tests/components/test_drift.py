@@ -216,7 +216,8 @@ def test_a_run_is_compared_with_the_profile_of_the_champion(trained_on: Path, tm
         (None, "the champion old has no profile.json"),
         ("{", "profile.json is not JSON"),
         (
-            '{"fingerprint": "", "split": "", "numbers": {"x": {"examples": 3, "values": []}},'
+            '{"fingerprint": "", "split": "", "numbers": {"x": {"examples": 3, "values": [], '
+            '"missing": 0, "zeros": 0, "spread": null}},'
             '"categories": {}}',
             "0 values of 3 examples",
         ),

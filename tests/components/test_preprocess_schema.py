@@ -29,7 +29,8 @@ Rows = list[dict[str, Any]]
 
 
 def drafted(directory: Path) -> dict[str, Any]:
-    return draft(manifests.load(directory), stats(directory, processes=1))
+    manifest = manifests.load(directory)
+    return draft(manifest, stats(directory, manifest, whole=True))
 
 
 def rows() -> Rows:

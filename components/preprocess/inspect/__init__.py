@@ -1,4 +1,4 @@
-"""Inspection of a finished dataset directory: its manifest, statistics, profile, card and verification.
+"""Inspection of a finished dataset directory: its manifest, profile, card and verification.
 
 It loads no TensorFlow and writes nothing.
 
@@ -7,19 +7,15 @@ It may import all of `preprocess` but the tasks at its top.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.process_pool import Job, Processes, Report
+from shardline.components.preprocess.process_pool import Report
 from shardline.components.preprocess.tfrecord.example import parse
 from shardline.components.preprocess.tfrecord.framing import read_records
-from shardline.trainer.base.errors import BadRecordError, DatasetError, SettingsError, SourceError
-from shardline.trainer.base.progress import Meter
-from shardline.trainer.data.features import Feature
+from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
 from shardline.trainer.data.manifest import Manifest, Shard
 
 #: How values are stored, by the type of their feature.
@@ -27,23 +23,6 @@ KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "floa
 
 #: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
 Values = Mapping[str, tuple[str, Sequence[Any]]]
-
-
-def each_shard(
-    job: Job, directory: Path, manifest: Manifest, *, topic: str, processes: int = 0, **arguments: Any
-) -> dict[str, Any]:
-    """Runs a job of the process pool for every shard and returns its results, by file.
-
-    The job's arguments are `directory` and `arguments`. `topic` is that of the progress lines; `processes` is
-    0 for one per core.
-    """
-    if processes < 0:
-        raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
-    shards = sorted(manifest.shards, key=lambda shard: -shard.records)
-    meter = Meter("read", manifest.records, topic=topic)
-    with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), job) as pool:
-        arguments |= {"directory": str(directory)}
-        return pool.run(job, arguments, [shard.file for shard in shards], meter.advance)
 
 
 def read_values(
@@ -72,42 +51,30 @@ def read_values(
 
 
 def first_records(
-    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int, max_bytes: int
+    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int = 0, max_bytes: int = 0
 ) -> Iterator[Values]:
-    """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer.
+    """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer; or all.
 
     They are a random sample, as shards are written in the order of hashes. Each shard is read up to its share
     of `max_bytes`. Raises DatasetError if one cannot be read.
     """
-    shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
+    if records:
+        shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
+    most = -(-records // len(shards)) or None
     for shard in shards:
         bytes_left = max(1, max_bytes // len(shards))
-        records_of_shard = islice(
-            read_values(directory / shard.file, manifest.compression), -(-records // len(shards))
-        )
         try:
-            for size, values in records_of_shard:
+            for size, values in islice(read_values(directory / shard.file, manifest.compression), most):
                 if isinstance(values, str):
                     raise SourceError(values)
                 yield values
                 bytes_left -= size
-                if bytes_left < 0:
+                if records and bytes_left < 0:
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(
                 f"cannot read {shard.file}: {error}; 'shardline dataset verify {directory}' lists all damage"
             ) from None
-
-
-def image_kind(encoded: bytes, feature: Feature) -> tuple[int, int, int, str]:
-    """Returns height, width, channels and encoding of a stored image; SourceError if it has no header."""
-    if feature.encoding == "raw":
-        height, width, channels = (side or 0 for side in feature.shape)
-        return height, width, channels, "raw"
-    header = read_header(encoded)
-    if header is None or not header.height:
-        raise SourceError("cannot be read as an image")
-    return header.height, header.width, header.channels, header.encoding
 
 
 def text(value: bytes | float) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import Values, columns, first_records, image_kind, text
-from shardline.components.preprocess.inspect.columns import number_row
+from shardline.components.preprocess.inspect import Values, first_records, profile, text
 from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import hide_directories, size, truncate
-from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 
@@ -36,8 +33,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     random sample as shards are written in the order of hashes. The same dataset gives the same page. Raises
     DatasetError if a shard cannot be read.
     """
-    tallies = {name: split.labels for name, split in manifest.splits.items()}
-    tables = [class_table(label, tallies, manifest.records) for label in manifest.labels if label.class_names]
+    tables = [class_table(label, manifest) for label in manifest.labels if label.class_names]
     drawn = [row[0] for row in tables[0].rows] if manifest.is_classes else []
     features = [
         (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
@@ -61,7 +57,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         classes=tables,
         spreads=spreads,
         sample=_take_sample(directory, manifest, drawn),
-        titles=(columns.NUMBER_TITLES, columns.TEXT_TITLES),
+        titles=(profile.NUMBER_TITLES, profile.TEXT_TITLES),
         uncounted=[
             each.name for each in manifest.columns if each.shape or each.name == manifest.time_feature
         ],
@@ -109,13 +105,11 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
     each = 6 if len(classes) <= 10 else 4
-    taken, counter = 0, columns.ColumnCounter(manifest, 1)
-    sides = {name: columns.NumberCounter(_RECORDS) for name in ("image height", "image width") if image}
+    measured: list[Mapping[str, float | str]] = []
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
     for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
-        taken += 1
-        counter.add(values)
+        measured.append(profile.measure(values, manifest, {manifest.time_feature}))
         key = text(values["key"][1][0])
         targets = [_target(values, label) for label in manifest.labels]
         if image is None:
@@ -124,9 +118,6 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
                 rows[-1] = [truncate(cell, _LONGEST) for cell in rows[-1]]
             continue
         encoded = values["image"][1][0]
-        with contextlib.suppress(SourceError):  # drawn as a box that says so
-            for side, counted in zip(image_kind(encoded, image)[:2], sides.values(), strict=True):
-                counted.add(side)
         name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
@@ -138,24 +129,21 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     heads = ["key", *(["class"] if manifest.is_classes else titles), *others]
     if rows and len(heads) > _ACROSS:
         heads, *rows = map(list, zip(heads, *rows[:_EXAMPLES_ACROSS], strict=True))
-    found = counter.found()
-    numbers, texts = columns.merge_columns([found])
-    parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
-    numbers += [columns.number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
-    drawn = [(number_row(each, "{:,.6g}".format), _histogram(parts[each.name]["sample"])) for each in numbers]
+    found = profile.summarize(measured, {})
+    numbers, texts = profile.tables(found, manifest, "{:,.6g}".format)
     return {
-        "records": taken,
+        "records": len(measured),
         "pictures": pictures,
         "rows": rows,
         "columns": heads,
-        "numbers": drawn,
-        "texts": [columns.text_row(each) for each in texts],
+        "numbers": [(row, _histogram(found.numbers[name].values)) for name, row in numbers.items()],
+        "texts": texts,
     }
 
 
-def _histogram(values: Sequence[float]) -> str:
+def _histogram(values: Sequence[float | None]) -> str:
     """Draws a histogram of numbers, in a box of 100 x 100, as the `d` of an SVG path."""
-    counts = np.histogram(values, _BINS)[0]
+    counts = np.histogram([value for value in values if value is not None], _BINS)[0]
     heights, width = 100 * counts / max(1, counts.max()), 100 / _BINS
     return "".join(
         f"M{index * width:.2f} {100 - height:.2f}h{width:.2f}v{height:.2f}h-{width:.2f}z"

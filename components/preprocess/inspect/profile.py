@@ -1,5 +1,6 @@
 """Profile: the distribution of the values of a split, small enough to be stored with a model.
 
+The dataset card and `stats` show it, a schema is drafted from it, and
 `shardline.components.validate.metrics.drift` compares later data with it, without the original data.
 """
 
@@ -9,40 +10,58 @@ import contextlib
 import io
 import math
 import warnings
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from shardline.components.preprocess.inspect import KINDS, Values, first_records, image_kind
+from shardline.components.preprocess.images.structure import read_header
+from shardline.components.preprocess.inspect import KINDS, Values, first_records
+from shardline.components.text import truncate
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import DatasetError, SourceError
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
+from shardline.trainer.base.errors import DatasetError, SourceError, printable
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread
 from shardline.trainer.data.manifest import Manifest
 
 #: Most examples that are read, and their bytes.
-RECORDS, _BYTES = 2_000, 256 << 20
+RECORDS, BYTES = 2_000, 256 << 20
+#: Texts are counted by so many characters of their beginning.
+LONGEST_VALUE = 100
 
 # Of more numbers so many quantiles are kept, which give a share to within 0.2 %.
 _QUANTILES = 500
-_LONGEST_VALUE = 100
+# Most different texts that are counted.
+_MOST_TEXTS = 10_000
 _SIDE = 64
 _MOST = 1 << 53
+_FREQUENT = 3
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers in ascending order, or quantiles of them; non-finite ones last, as None."""
+    """Numbers in ascending order, or quantiles of them; non-finite ones last, as None.
+
+    `missing` of them are not finite, and `zeros` are 0; `spread` is that of the finite ones, if any.
+    """
 
     examples: int
     values: tuple[float | None, ...]
+    missing: int
+    zeros: int
+    spread: Spread | None
 
     def __post_init__(self) -> None:
         if not 0 < len(self.values) <= self.examples <= _MOST:
             raise ValueError(f"{len(self.values):,} values of {self.examples:,} examples")
+
+    @property
+    def quantiles(self) -> list[float]:
+        """Values below which are 5 %, half and 95 % of the finite ones; none without these."""
+        finite = [value for value in self.values if value is not None]
+        return np.quantile(finite, (0.05, 0.5, 0.95)).tolist() if finite else []
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         raise DatasetError(
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
-    records = first_records(directory, manifest, found.shards, records=RECORDS, max_bytes=_BYTES)
+    records = first_records(directory, manifest, found.shards, records=RECORDS, max_bytes=BYTES)
     labels: dict[str, Mapping[str, int]] = {}
     for label in manifest.labels:
         counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))
@@ -94,11 +113,18 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         elif label.kind == MULTILABEL:
             for output, count in counts.items():
                 labels[f"{label.name} {output}"] = {"yes": count, "no": found.records - count}
-    return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
+    measured = (measure(values, manifest, manifest.split_columns) for values in records)
+    return summarize(measured, labels, manifest.fingerprint, split)
 
 
-def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
-    """Returns the features of one example for a profile, except labels that are classes.
+def number_names(label: Label) -> dict[str, str]:
+    """Returns the name of each number of a label in a profile, by its name in the manifest."""
+    names = [label.name] if len(label.outputs) == 1 else [f"{label.name} {name}" for name in label.outputs]
+    return dict(zip(label.outputs, names, strict=True))
+
+
+def measure(values: Values, manifest: Manifest, without: Collection[str] = ()) -> dict[str, float | str]:
+    """Returns the features of one example for a profile, except labels that are classes, and some others.
 
     Raises DatasetError if it does not match the manifest.
     """
@@ -106,7 +132,7 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
     labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
         label = labels.get(feature.name)
-        if feature.name in {"key"} | manifest.split_columns or (label and label.kind != REGRESSION):
+        if feature.name in {"key", *without} or (label and label.kind != REGRESSION):
             continue
         if feature.shape and not feature.encoding and not label:
             continue
@@ -117,61 +143,112 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
                 "'shardline dataset verify DIRECTORY' lists all damage"
             )
         value = found[0]
-        if label and len(found) > 1:
-            measured |= {
-                f"{label.name} {output}": float(number)
-                for output, number in zip(label.outputs, found, strict=True)
-            }
+        if label:
+            measured |= dict(zip(number_names(label).values(), map(float, found), strict=True))
         elif feature.encoding:
             with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
                 measured |= _measure_image(value, feature)
         elif isinstance(value, bytes):
             text = value.decode("utf-8", "replace")
-            measured |= {feature.name: text[:_LONGEST_VALUE], f"{feature.name} length": float(len(text))}
+            measured |= {feature.name: text[:LONGEST_VALUE], f"{feature.name} length": float(len(text))}
         else:
             measured[feature.name] = float(value)
     return measured
 
 
 def summarize(
-    examples: Sequence[Mapping[str, float | str]],
+    examples: Iterable[Mapping[str, float | str]],
     labels: Mapping[str, Mapping[str, int]],
     fingerprint: str = "",
     split: str = "train",
 ) -> Profile:
     """Returns the profile of measured examples, with the number of examples by label and class."""
-    columns: dict[str, list[Any]] = defaultdict(list)
+    columns: dict[str, array[float]] = defaultdict(lambda: array("d"))
+    texts: dict[str, Counter[str]] = defaultdict(Counter)
     for example in examples:
         for name, value in example.items():
-            columns[name].append(value)
-    texts = {name: Counter(values) for name, values in columns.items() if isinstance(values[0], str)}
+            if not isinstance(value, str):
+                columns[name].append(value)
+            elif value in texts[name] or len(texts[name]) < _MOST_TEXTS:
+                texts[name][value] += 1
     categories = {
         name: Categories(sum(counts.values()), dict(counts))
         for name, counts in labels.items()
         if any(counts.values())
     }
-    for name, counts in texts.items():
-        if len(counts) <= counts.total() / 2:
-            categories[name] = Categories(counts.total(), dict(counts.most_common()))
-    numbers = {name: _numbers(values) for name, values in columns.items() if name not in texts}
+    for name, counted in texts.items():
+        if len(counted) <= counted.total() / 2 and len(counted) < _MOST_TEXTS:
+            categories[name] = Categories(counted.total(), dict(counted.most_common()))
+    numbers = {name: _numbers(np.frombuffer(values)) for name, values in columns.items()}
     return Profile(fingerprint, split, numbers, categories)
 
 
-def _numbers(values: Sequence[float]) -> Numbers:
-    ordered = sorted(value if math.isfinite(value) else math.inf for value in values)
+def _numbers(values: np.ndarray) -> Numbers:
+    finite = values[np.isfinite(values)]
+    ordered = np.sort(np.where(np.isfinite(values), values, math.inf))
     if len(ordered) > _QUANTILES:
-        indices = (np.arange(_QUANTILES) + 0.5) * len(ordered) / _QUANTILES
-        ordered = [ordered[int(index)] for index in indices]
-    return Numbers(
-        len(values), tuple(float(f"{value:.9g}") if math.isfinite(value) else None for value in ordered)
+        ordered = ordered[((np.arange(_QUANTILES) + 0.5) * len(ordered) / _QUANTILES).astype(int)]
+    shown = tuple(float(f"{value:.9g}") if math.isfinite(value) else None for value in ordered.tolist())
+    facts = (finite.min(), finite.max(), finite.mean(), finite.std()) if len(finite) else ()
+    spread = Spread(*map(float, facts)) if facts else None
+    return Numbers(len(values), shown, len(values) - len(finite), int((finite == 0).sum()), spread)
+
+
+#: Titles of the cells of the rows of `tables`.
+NUMBER_TITLES = (
+    "numbers", "least", "5 %", "median", "95 %", "largest", "mean", "deviation", "missing", "zeros"
+)  # fmt: skip
+TEXT_TITLES = ("text", "different", "empty", "characters", "most frequent")
+
+
+def _number_row(name: str, numbers: Numbers, shown: Callable[[float], str]) -> tuple[str, ...]:
+    """Returns the table row of numbers, formatted by `shown`."""
+    shares = (f"{count / numbers.examples:.1%}" for count in (numbers.missing, numbers.zeros))
+    if numbers.spread is None:
+        return (printable(name), *("",) * 7, *shares)
+    low, middle, high = numbers.quantiles
+    least, largest, mean, deviation = astuple(numbers.spread)
+    return (printable(name), *map(shown, (least, low, middle, high, largest, mean, deviation)), *shares)
+
+
+def tables(
+    profile: Profile, manifest: Manifest, shown: Callable[[float], str] = "{:.5g}".format
+) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, ...]]]:
+    """Returns table rows of the numbers, by their names in the profile, and of the texts."""
+    texts = {each.name: f"{each.name} length" for each in manifest.columns if each.dtype == "string"}
+    lengths = {name: profile.numbers[known] for name, known in texts.items() if known in profile.numbers}
+    names = {
+        known: name
+        for label in manifest.labels
+        if label.kind == REGRESSION
+        for name, known in number_names(label).items()
+    }
+    rows = {
+        name: _number_row(names.get(name, name), numbers, shown)
+        for name, numbers in profile.numbers.items()
+        if name not in texts.values()
+    }
+    return rows, [_text_row(name, each, profile.categories.get(name)) for name, each in lengths.items()]
+
+
+def _text_row(name: str, lengths: Numbers, found: Categories | None) -> tuple[str, ...]:
+    assert lengths.spread  # a length is finite
+    least, largest, mean, _ = astuple(lengths.spread)
+    most = Counter(found.counts if found else {}).most_common(_FREQUENT)
+    frequent = ", ".join(
+        f"{truncate(printable(value), 30) or 'empty'} {count / lengths.examples:.1%}" for value, count in most
     )
+    distinct, empty = f"{len(found.counts):,}" if found else "most", f"{lengths.zeros / lengths.examples:.1%}"
+    return printable(name), distinct, empty, f"{least:,.0f} to {largest:,.0f}, mean {mean:,.1f}", frequent
 
 
 def _measure_image(encoded: bytes, feature: Feature) -> dict[str, float]:
-    height, width, *_ = image_kind(encoded, feature)
     if feature.encoding == "raw":
-        pixels = np.frombuffer(encoded, np.uint8)
+        pixels, (height, width, _) = np.frombuffer(encoded, np.uint8), (side or 0 for side in feature.shape)
+    elif (header := read_header(encoded)) is None or not header.height:
+        raise SourceError("cannot be read as an image")
     else:
+        height, width = header.height, header.width
         from PIL import Image
 
         try:

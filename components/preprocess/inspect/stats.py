@@ -1,68 +1,26 @@
-"""Statistics of the shards (labels, columns, sizes of images and records), and summaries of the manifest.
-
-`stats` reads every record; `describe` and `render_manifest` read no shard.
-"""
+"""Statistics of a dataset: its manifest, the classes of its labels, and the profile of a sample."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardline.components import text
-from shardline.components.preprocess.inspect import columns, each_shard, image_kind, read_values
-from shardline.components.preprocess.inspect.columns import NumberColumn, TextColumn
-from shardline.components.preprocess.process_pool import Report
-from shardline.trainer.base.errors import DatasetError, SourceError, printable
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, Tally
+from shardline.components.preprocess.inspect import first_records, profile
+from shardline.components.preprocess.inspect.profile import BYTES, RECORDS, Profile
+from shardline.trainer.base.errors import printable
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 
 _MOST_CLASSES = 20
-_MOST_SIZES = 10
 _MOST_NAMED = 10
-# Sizes of a shard's records from which quantiles are computed.
-_KEPT_SIZES = 1000
 _SUMMARY = (
     "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
     "rejected", "converted", "duplicates", "anomalies", "settings",
 )  # fmt: skip
-
-#: Height, width and channels of an image.
-_Size = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Statistics of a dataset; those of the labels (`tallies`) are by split.
-
-    Attributes:
-        image_sizes: Images by (height, width, channels), the most frequent first; none without images.
-        encodings: Images by how they are stored.
-        record_bytes: Size of a serialized example.
-        numbers: Columns of numbers, labels that are numbers first.
-        texts: Columns of text.
-    """
-
-    records: int
-    labels: tuple[Label, ...]
-    tallies: dict[str, Mapping[str, Tally]]
-    image_sizes: tuple[tuple[_Size, int], ...]
-    encodings: dict[str, int]
-    record_bytes: NumberColumn
-    numbers: tuple[NumberColumn, ...] = ()
-    texts: tuple[TextColumn, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the statistics as JSON."""
-        sizes = [
-            {"height": height, "width": width, "channels": channels, "images": count}
-            for (height, width, channels), count in self.image_sizes
-        ]
-        return asdict(self) | {"image_sizes": sizes}
 
 
 class ClassTable(NamedTuple):
@@ -73,98 +31,37 @@ class ClassTable(NamedTuple):
     note: str
 
 
-def stats(directory: Path, *, processes: int = 0) -> Stats:
-    """Reads every record, but only the headers of images, by `processes` processes, 0 for one per core.
+def stats(directory: Path, manifest: Manifest, *, whole: bool = False) -> Profile:
+    """Profiles a sample of all splits of a dataset; `whole`, all examples, without their images.
 
-    Raises DatasetError if there is no manifest, or a shard is damaged.
+    Raises DatasetError if a shard cannot be read.
     """
-    manifest = manifests.load(directory)
-    found = each_shard(count_shards, directory, manifest, topic="stats", processes=processes)
-    sizes, encodings = Counter[_Size](), Counter[str]()
-    for shard in found.values():
-        for (height, width, channels, encoding), count in shard["images"]:
-            sizes[height, width, channels] += count
-            encodings[encoding] += count
-    numbers, texts = columns.merge_columns(shard["columns"] for shard in found.values())
-    record_bytes = columns.number_column("record", [shard["record_bytes"] for shard in found.values()])
-    return Stats(
-        records=record_bytes.examples,
-        labels=manifest.labels,
-        tallies={name: split.labels for name, split in manifest.splits.items()},
-        image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
-        encodings=dict(sorted(encodings.items())),
-        record_bytes=record_bytes,
-        numbers=tuple(numbers),
-        texts=tuple(texts),
-    )
+    limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
+    without = {manifest.time_feature, *(["image"] if whole else [])}
+    records = first_records(directory, manifest, manifest.shards, **limits)
+    measured = (profile.measure(values, manifest, without) for values in records)
+    return profile.summarize(measured, {}, manifest.fingerprint, "")
 
 
-def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Counts the contents of shards, a job of the process pool whose argument is the `directory`.
-
-    It returns for each shard `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
-    """
-    directory, found = Path(arguments["directory"]), {}
-    remedy = f"'shardline dataset verify {directory}' lists all damage"
-    manifest = manifests.load(directory)
-    features = [feature for feature in manifest.features if feature.encoding]
-    for file in items:
-        images, record_bytes = Counter[Any](), columns.NumberCounter(_KEPT_SIZES)
-        counter = columns.ColumnCounter(manifest, len(manifest.shards))
-        read = read_values(directory / file, manifest.compression, report)
-        try:
-            for number, (size, values) in enumerate(read):
-                if isinstance(values, str):
-                    raise SourceError(f"record {number:,}: {values}")
-                record_bytes.add(size)
-                counter.add(values)
-                for feature in features:
-                    if len(values.get(feature.name, ("", ()))[1]) == 0:
-                        raise DatasetError(f"{file}, record {number:,}: has no image; {remedy}")
-                    images[image_kind(values[feature.name][1][0], feature)] += 1
-        except (SourceError, OSError) as error:
-            raise DatasetError(f"{file}: {error}; {remedy}") from None
-        found[file] = {
-            "images": list(images.items()),
-            "record_bytes": record_bytes.found(),
-            "columns": counter.found(),
-        }
-    return found
-
-
-def render(found: Stats) -> str:
-    """Renders the statistics as text."""
-    parts = []
-    for label in found.labels:
+def render(manifest: Manifest, found: Profile) -> str:
+    """Renders the manifest, the classes and the profile of a sample as text."""
+    parts = [render_manifest(manifest)]
+    for label in manifest.labels:
         if label.class_names:
-            titles, rows, note = class_table(label, found.tallies, found.records)
+            titles, rows, note = class_table(label, manifest)
             table = text.table(titles, [(printable(row[0]), *row[1:]) for row in rows])
             parts.append(f"{table}\n{note}".rstrip())
-    if found.numbers:
-        parts.append(text.table(columns.NUMBER_TITLES, [columns.number_row(each) for each in found.numbers]))
-    if found.texts:
-        parts.append(
-            text.table(columns.TEXT_TITLES, [columns.text_row(each) for each in found.texts], align="lrrl")
-        )
-    byte_row = columns.number_row(found.record_bytes, text.size)[:-2]
-    parts.append(text.table(("bytes", *columns.NUMBER_TITLES[1:-2]), [byte_row]))
-    if found.image_sizes:
-        shown = found.image_sizes[:_MOST_SIZES]
-        rows = [
-            (f"{h} x {w} x {c}", f"{count:,}", f"{count / found.records:.1%}") for (h, w, c), count in shown
-        ]
-        if len(found.image_sizes) > len(shown):
-            others = sum(count for _, count in found.image_sizes[_MOST_SIZES:])
-            rest = len(found.image_sizes) - len(shown)
-            rows.append((f"{rest:,} other sizes", f"{others:,}", f"{others / found.records:.1%}"))
-        parts.append(text.table(("image size", "images", "share"), rows))
-        parts.append("stored as " + ", ".join(f"{name} {n:,}" for name, n in found.encodings.items()))
+    numbers, texts = profile.tables(found, manifest)
+    if numbers:
+        parts.append(text.table(profile.NUMBER_TITLES, list(numbers.values())))
+    if texts:
+        parts.append(text.table(profile.TEXT_TITLES, texts, align="lrrl"))
     return "\n\n".join(parts)
 
 
-def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], records: int) -> ClassTable:
-    """Returns the number of examples of each class or label, by split (`Stats.tallies`)."""
-    by_split = {name: of_split[label.name].counts for name, of_split in tallies.items()}
+def class_table(label: Label, manifest: Manifest) -> ClassTable:
+    """Returns the number of examples of each class or label, by split."""
+    by_split = {name: split.labels[label.name].counts for name, split in manifest.splits.items()}
     totals = [sum(column) for column in zip(*by_split.values(), strict=True)]
     order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
     half = _MOST_CLASSES // 2
@@ -174,7 +71,7 @@ def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], record
             label.outputs[index],
             *(f"{counts[index]:,}" for counts in by_split.values()),
             f"{totals[index]:,}",
-            f"{totals[index] / max(1, records):.1%}",
+            f"{totals[index] / max(1, manifest.records):.1%}",
         )
         for index in shown
     ]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -18,14 +19,15 @@ import numpy as np
 
 from shardline.components.preprocess.images.codec import check_file
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
-from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
-from shardline.components.preprocess.process_pool import Report
+from shardline.components.preprocess.inspect import KINDS, Values, read_values, text
+from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
 from shardline.components.storage import remote_files
 from shardline.components.text import enumerate_names, size
-from shardline.trainer.base.errors import RunError, SourceError, printable
+from shardline.trainer.base.errors import RunError, SettingsError, SourceError, printable
+from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard, Split
@@ -89,7 +91,13 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     read, by `processes` processes, 0 for one per core. Raises DatasetError if no manifest can be read.
     """
     manifest = manifests.load(directory)
-    checks = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
+    if processes < 0:
+        raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
+    shards = sorted(manifest.shards, key=lambda shard: -shard.records)
+    meter = Meter("read", manifest.records, topic="verify")
+    arguments = {"directory": str(directory), "deep": deep}
+    with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), check_shards) as pool:
+        checks = pool.run(check_shards, arguments, [shard.file for shard in shards], meter.advance)
     damages = list(_check_manifest(manifest))
     damages += [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
     damages += _check_labels(manifest, checks)

@@ -21,8 +21,7 @@ from shardline.trainer.base.errors import SettingsError, printable
 from shardline.trainer.data.features import CLASS, REGRESSION
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.inspect.columns import NumberColumn
-    from shardline.components.preprocess.inspect.stats import Stats
+    from shardline.components.preprocess.inspect.profile import Numbers, Profile
     from shardline.trainer.data.manifest import Manifest
 
 ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "string", "boolean", "list"
@@ -189,41 +188,44 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
+def draft(manifest: Manifest, found: Profile) -> dict[str, Any]:
     """Returns a Table Schema of a dataset, labels first.
 
     Numbers get a range that is wider by a tenth than theirs at each end. A text of few different values (at
     most 50, and one for each ten examples) gets an enum of them. A column is required if every example has
     it; otherwise twice the share that lacks it is allowed.
     """
-    numbers = {column.name: column for column in found.numbers}
-    texts = {column.name: column for column in found.texts}
+    from shardline.components.preprocess.inspect.profile import LONGEST_VALUE, number_names
+
+    numbers = found.numbers
     fields: list[dict[str, Any]] = []
     for label in manifest.labels:
         if label.kind == REGRESSION:
-            fields += [_number_field(numbers[output], whole=False) for output in label.outputs]
+            names = number_names(label).items()
+            fields += [_number_field(output, numbers[name], whole=False) for output, name in names]
         else:
             kind = STRING if label.kind == CLASS else LIST
             fields.append({"name": label.name, "type": kind, "constraints": {"enum": list(label.outputs)}})
     for feature in manifest.columns:
-        if column := texts.get(feature.name):
-            few = 0 < len(column.values) <= min(MOST_CLASSES, SHARE * column.examples)
-            constraints = {"enum": list(column.values)} if few else {}
-            fields.append(_draft_field(column.name, STRING, constraints, column.empty / column.examples))
+        if lengths := numbers.get(f"{feature.name} length") if feature.dtype == "string" else None:
+            counts = found.categories[feature.name].counts if feature.name in found.categories else {}
+            values = sorted(filter(None, counts))
+            short = lengths.spread is not None and lengths.spread.largest <= LONGEST_VALUE
+            few = short and 0 < len(values) <= min(MOST_CLASSES, SHARE * lengths.examples)
+            constraints = {"enum": values} if few else {}
+            fields.append(_draft_field(feature.name, STRING, constraints, lengths.zeros / lengths.examples))
         elif feature.name in numbers:
-            fields.append(_number_field(numbers[feature.name], whole=feature.dtype == "int64"))
-    origin = f"Drafted from {found.records:,} examples of {manifest.source}; edit what they do not show."
+            fields.append(_number_field(feature.name, numbers[feature.name], whole=feature.dtype == "int64"))
+    origin = f"Drafted from {manifest.records:,} examples of {manifest.source}; edit what they do not show."
     return {"description": origin, "fields": fields, "missingValues": [""]}
 
 
-def _number_field(column: NumberColumn, *, whole: bool) -> dict[str, Any]:
+def _number_field(name: str, column: Numbers, *, whole: bool) -> dict[str, Any]:
     constraints: dict[str, Any] = {}
     if column.spread:
         low, high = _widened(column.spread.least, column.spread.largest, whole=whole)
         constraints |= {"minimum": low, "maximum": high}
-    return _draft_field(
-        column.name, INTEGER if whole else NUMBER, constraints, column.missing / column.examples
-    )
+    return _draft_field(name, INTEGER if whole else NUMBER, constraints, column.missing / column.examples)
 
 
 def _draft_field(name: str, kind: str, constraints: dict[str, Any], missing: float) -> dict[str, Any]:

@@ -173,10 +173,9 @@ def _with_threshold(name: str, distance: float, expected: float, before: str, af
 
 def _describe(numbers: Numbers) -> str:
     """Returns the median of numbers, with their 5th and 95th percentile."""
-    finite = [value for value in numbers.values if value is not None]
-    if not finite:
+    if not numbers.quantiles:
         return "no numbers"
-    low, middle, high = np.quantile(finite, (0.05, 0.5, 0.95))
-    missing = 1 - len(finite) / len(numbers.values)
+    low, middle, high = numbers.quantiles
+    missing = numbers.missing / numbers.examples
     values = f"always {middle:.4g}" if low == high else f"median {middle:.4g} ({low:.4g} to {high:.4g})"
     return values + (f", {100 * missing:.1f} % missing" if missing else "")
