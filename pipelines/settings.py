@@ -85,7 +85,7 @@ _KINDS: dict[str, type[Any]] = {
     "tracking": TrackingSettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
-#: The table of the platform, which the compiler ignores, as that of the engines.
+#: The table of the platform, which the compiler ignores.
 TABLE = "vertex"
 
 
@@ -95,8 +95,7 @@ def load(path: Path) -> Settings:
     Raises SettingsError when it is missing or not TOML, or a key is unknown, missing or wrong.
     """
     content = read_settings_file(path)
-    for ignored in (TABLE, "engine"):
-        content.pop(ignored, None)
+    content.pop(TABLE, None)
     with error_prefix(f"{path}: "):
         if isinstance(content.get("image"), str):
             # The tag of NAME:TAG@DIGEST is for the next build.

@@ -40,12 +40,9 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A failure, explained; `failed` names task and replica; "" for what is not known.
+    """A failure, explained; `failed` names task and replica; "" for what is not known."""
 
-    Of a job that waits, `failed` is "" and `error` its state.
-    """
-
-    failed: str = ""
+    failed: str
     exit: str = ""
     error: str
     cause: str
@@ -57,7 +54,7 @@ class Explanation:
         rows = [
             ("failed step", self.failed),
             ("exit", self.exit),
-            ("error" if self.failed else "state", self.error),
+            ("error", self.error),
             ("likely cause", self.cause),
             ("next step", self.next_step),
         ]
@@ -75,25 +72,9 @@ class Cause(NamedTuple):
     remedy: str
 
 
-_SUBMIT = "submit it again: training continues from its last checkpoint"
 #: Known causes, the more specific ones first: messages of the platform before those of any program, and a
 #: crash before the complaints of other replicas.
 CAUSES = (
-    Cause(
-        r"\bOUT_OF_MEMORY\b",
-        "a task needed more memory than its job has on the node",
-        f"raise mem in [engine.slurm], or lower per_replica_batch_size; then {_SUBMIT}",
-    ),
-    Cause(
-        r"Slurm job \d+ .*\b(?:TIMEOUT|DEADLINE)\b",
-        "the job reached its time limit before it could save and start again",
-        f"raise time or grace in [engine.slurm]; then {_SUBMIT}",
-    ),
-    Cause(
-        r"\bNODE_FAIL\b|\bBOOT_FAIL\b", "a node of the job failed", f"{_SUBMIT}; 'sinfo -R' shows such nodes"
-    ),
-    Cause(r"\bPREEMPTED\b", "a job with a higher priority took its nodes", _SUBMIT),
-    Cause(r"Slurm no longer knows job", "the job was killed, with its node or at its time limit", _SUBMIT),
     Cause(
         r"quota metrics? exceed.*?([\w.-]+\.googleapis\.com/\w+)|[Qq]uota exceeded for.*?metric '([^']+)'",
         "the quota {0} is used up",
@@ -176,46 +157,6 @@ CAUSES = (
     ),
 )
 
-_BY_ITSELF = "it starts by itself"
-#: Why a job of Slurm waits (https://slurm.schedmd.com/job_reason_codes.html), by its reason.
-WAITING = (
-    Cause("$|Prolog", "Slurm has not looked for nodes yet", _BY_ITSELF),
-    Cause("Resources", "no node is free at present", _BY_ITSELF),
-    Cause("Priority", "other jobs are before it", f"{_BY_ITSELF}; 'sprio' shows the priorities"),
-    Cause("BeginTime|Cleaning", "it may not begin yet: after a requeue, for about two minutes", _BY_ITSELF),
-    Cause(
-        "DependencyNeverSatisfied", "the job that it waits for has failed", "cancel it, and submit both again"
-    ),
-    Cause("Dependency", "another job must end first", _BY_ITSELF),
-    Cause("JobHeldAdmin", "an administrator holds it", "ask the administrators of the cluster"),
-    Cause("JobHeldUser|JobHoldMaxRequeue", "it is held", "let it start with 'scontrol release' and its id"),
-    Cause(
-        "Partition",
-        "the partition has less than it asks for, or is closed",
-        "cancel it; lower nodes, cpus_per_task, mem or time in [engine.slurm], or choose another partition",
-    ),
-    Cause(
-        "ReqNodeNotAvail|Nodes|Reserv", "nodes that it needs are down or reserved", "see 'sinfo -R' for which"
-    ),
-    Cause(
-        "BadConstraints",
-        "no node has what it asks for",
-        "cancel it; correct constraint, gres, mem or cpus_per_task in [engine.slurm]",
-    ),
-    Cause(
-        "Invalid|.*NotAllowed",
-        "its account or qos may not be used here",
-        "cancel it; correct account, qos or partition in [engine.slurm]",
-    ),
-    Cause(
-        "QOS|Assoc|JobArrayTaskLimit",
-        "a limit of its account, qos or array is reached",
-        f"{_BY_ITSELF} when others end, unless it alone exceeds the limit; see 'sacctmgr show qos'",
-    ),
-    Cause("Licenses", "a license that it needs is in use", _BY_ITSELF),
-    Cause("", "see https://slurm.schedmd.com/job_reason_codes.html", "ask the administrators of the cluster"),
-)
-
 _CRASH = (
     "a crash in native code: incompatible libraries, a library built for another machine, or damaged data",
     "look at the versions that 'shardline doctor --local' shows, then at the last lines of the log",
@@ -287,11 +228,6 @@ def explain(failure: Failure) -> Explanation:
         next_step=remedy or "look at the whole log of the task",
         lines=failure.lines,
     )
-
-
-def waiting_cause(reason: str) -> Cause:
-    """Returns why a job of Slurm waits, and what to do, by its reason."""
-    return next(cause for cause in WAITING if re.match(cause.pattern, reason))
 
 
 def _match(lines: Sequence[str]) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.runs.causes import Explanation, Failure, explain, waiting_cause
+from shardline.components.runs.causes import Failure, exit_code, explain
 from shardline.components.runs.logs import last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
@@ -28,16 +28,15 @@ from shardline.components.runs.record import (
     RUNNING,
     SUCCEEDED,
     JobRecord,
+    ReplicaRecord,
     RunRecord,
     State,
     TaskOutputs,
     collect_results,
 )
-from shardline.components.runs.slurm_job import describe, job_directories
-from shardline.components.runs.slurm_run import job_failure, replica_failure
 from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError
 
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
@@ -77,17 +76,13 @@ def local_runs(runs_dir: Path, limit: int = sys.maxsize) -> list[RunRecord]:
 
 
 def find_run(run: str, runs_dir: Path) -> Path:
-    """Returns the directory of a run; `run` is the directory, or its name or job of Slurm in `runs_dir`.
+    """Returns the directory of a run; `run` is the directory, or its name in `runs_dir`.
 
     Raises SettingsError when there is none.
     """
     for path in (Path(run), runs_dir / run):
         if (path / RECORD_FILE).is_file() and (path / LOG).is_file():
             return path.resolve() if path.is_symlink() else path
-    for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True) if run.isdecimal() else ():
-        with contextlib.suppress(SettingsError):
-            if run in str(files.read_json(path, SettingsError).get("job", "")).split():
-                return path.parent.resolve()
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 
 
@@ -111,16 +106,11 @@ def read_local_record(
     here = {"run": str(directory)}
     outcome["links"] = here | outcome["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
-    if (job := record.deciding_job) and job.state == "waiting":
-        why = waiting_cause(job.reason)
-        explanation = Explanation(error=describe(job), cause=why.description, next_step=why.remedy)
     return replace(record, state=state, explanation=explanation, **outcome)
 
 
 def failure_of(directory: Path, record: RunRecord) -> Failure:
     """Returns the failure of a run from its files; raises SettingsError without a log."""
-    if (deciding := record.deciding_job) and not record.yaml:  # a pipeline has tasks, and a log of them
-        return job_failure(job_directories(record.job, directory)[deciding.id], deciding)
     try:
         log = _read_lines(directory / LOG)
     except OSError as error:
@@ -132,9 +122,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
         ended = JobRecord.read(job)
-        return replica_failure(job, ended, message or ended.error or "") or Failure(
-            task=task, error=ended.error or ""
-        )
+        return _replica_failure(job, ended, message) or Failure(task=task, error=ended.error or "")
     lines = [line for name, line in lines_by_task(log) if name == task]
     codes = [code for line in lines[-3:] for prefix, code in _SHELL.items() if line.startswith(prefix)]
     return Failure(
@@ -143,6 +131,38 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
         error=message or ("" if task and record.error != ABANDONED else record.error or ""),
         is_own_message=bool(message),
         lines=last_lines(lines),
+    )
+
+
+def _replica_failure(directory: Path, record: JobRecord, message: str) -> Failure | None:
+    """Returns the failure of the replica of a job that failed first; None where none has.
+
+    Its error is the replica's own message, where it has left one, or else `message`, or that of the job.
+    """
+    last = {item: item.starts[-1] for item in record.replicas if item.starts}
+    failed = [each for each, at in last.items() if at.exit != 0 and (at.stopped or at.exit is not None)]
+
+    # A mistake is the cause of other failures; a replica that was stopped after another's failure comes last.
+    def order(item: ReplicaRecord) -> tuple[bool, bool, float]:
+        start = last[item]
+        return start.exit != EXIT_BAD_INPUT, start.stopped, start.end_s or 0.0
+
+    if not failed:
+        return None
+    first = min(failed, key=order)
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = _read_lines(directory / f"{first.name}.log")
+    own, end = own_error(lines), last[first]
+    return Failure(
+        task=directory.name,
+        replica=first.name,
+        exit_code=None if end.exit is None else exit_code(end.exit),
+        error=own or message or record.error or "",
+        is_own_message=bool(own),
+        lines=last_lines(lines),
+        peak_memory=end.peak_memory_bytes,
+        restarts=first.restarts,
     )
 
 

@@ -13,15 +13,13 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from shardline.components.runs import slurm_job
 from shardline.components.runs.causes import Explanation
-from shardline.components.runs.slurm_job import SlurmJob
 from shardline.components.text import quality
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import load, restore
-from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.base.errors import SettingsError
 
 #: States of a run; all but "running" are final.
 State = Literal["running", "succeeded", "failed", "cancelled"]
@@ -35,10 +33,8 @@ RECORD_FILE, PIPELINE_FILE = "run.json", "pipeline.yaml"
 RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and the output of all tasks.
 REPLICAS, LOG = "replicas", "run.log"
-#: The engine of a run whose processes are jobs of Slurm.
-SLURM: Final = "slurm"
 JOB_FILE = "job.json"
-_REPLICA = re.compile(r"(\d+/)?[a-z]+-\d+")
+_REPLICA = re.compile(r"[a-z]+-\d+")
 #: In the run directory: the local directory for /gcs/.
 GCS_DIRECTORY = "gcs"
 #: Next to the run directories: a link to the newest.
@@ -99,9 +95,6 @@ class RunRecord:
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where the lock is reliable.
         pid: Process id of the run's process there; 0 where it is not known.
-        engine: "slurm" where its processes are a job of Slurm; "" for processes of `host`.
-        job: Id of that job; ids of several, each of which begins after the one before, separated by a space.
-        slurm: What Slurm says of them.
     """
 
     name: str
@@ -128,24 +121,14 @@ class RunRecord:
     locked: bool = False
     host: str = ""
     pid: int = 0
-    engine: str = ""
-    job: str = ""
-    slurm: tuple[SlurmJob, ...] = ()
 
     @property
     def has_reliable_lock(self) -> bool:
         """Whether the lock shows on this machine that the run's process has ended."""
         return self.locked and self.host == socket.gethostname()
 
-    @property
-    def deciding_job(self) -> SlurmJob | None:
-        """The first job of Slurm that has not succeeded, or else the last; None without jobs."""
-        return next((job for job in self.slurm if job.state != SUCCEEDED), (None, *self.slurm)[-1])
-
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
-        if self.state == RUNNING and (job := self.deciding_job):
-            return f"{self.pipeline} {slurm_job.describe(job)}"
         if self.explanation is not None:
             return f"{self.pipeline} {self.state}: {self.explanation.failed}"
         figures = f", {figures}" if (figures := quality(self.metrics)) else ""
@@ -170,33 +153,12 @@ class RunRecord:
         Raises SettingsError when there is none, or it is damaged.
         """
         record = cls._read(directory)
-        if record.state == RUNNING and record.engine == SLURM and record.job:
-            return record._asked(directory)
         if record.state != RUNNING or not record.has_reliable_lock:
             return record
         with directory_lock(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
         if free and record.state == RUNNING:
             return replace(record, state=FAILED, error=ABANDONED)
-        return record
-
-    def _asked(self, directory: Path) -> RunRecord:
-        """Returns the record with the state that Slurm gives its jobs; keeps it once they have ended."""
-        try:
-            jobs = slurm_job.read_jobs(self.job, directory)
-        except ShardlineError as failure:
-            return replace(self, error=failure.line)
-        seconds = sum(job.seconds or 0.0 for job in jobs)
-        record = replace(self, slurm=jobs, duration_s=seconds)
-        if (job := record.deciding_job) is None or not job.has_ended:
-            return record
-        written = self._read(directory)  # by a pipeline's controlling process, which may be the job
-        if written.state != RUNNING:
-            return written
-        error = None if job.state == SUCCEEDED else slurm_job.end_message(job)
-        record = replace(record, state=cast(State, job.state), error=error)
-        with contextlib.suppress(OSError):  # somebody else's
-            record.write(directory)  # Slurm forgets it
         return record
 
     @classmethod
@@ -210,7 +172,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStart:
-    """A start of a replica, in seconds since the start of the job, in its own record on Slurm since 1970.
+    """A start of a replica, in seconds since the start of the job.
 
     `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job ended it.
     """
@@ -228,7 +190,7 @@ class ReplicaStart:
 
 @dataclass(frozen=True)
 class ReplicaRecord:
-    """The starts of one replica of a job; its name is as in "worker-0", or "3/worker-0" in an array."""
+    """The starts of one replica of a job; its name is as in "worker-0"."""
 
     name: str
     restarts: int
@@ -237,15 +199,6 @@ class ReplicaRecord:
     def __post_init__(self) -> None:
         if not _REPLICA.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not the name of a replica")
-
-    def write(self, directory: Path) -> None:
-        """Writes NAME.json into a directory; raises OSError."""
-        files.write_json(directory / f"{self.name}.json", asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> ReplicaRecord:
-        """Reads NAME.json; raises SettingsError when it is missing or damaged."""
-        return load(cls, path, SettingsError)
 
 
 @dataclass(frozen=True, kw_only=True)

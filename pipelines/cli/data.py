@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
-from shardline.components.runs.record import REPLICAS
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
-    engine_options,
     json_option,
     pairs,
     show,
@@ -26,12 +23,6 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-
-if TYPE_CHECKING:
-    from shardline.pipelines.cli.slurm import Submission
-
-#: Tasks of an array of Slurm by default, and at most: its MaxArraySize is 1001 by default.
-_TASKS, _MOST_TASKS = 8, 1000
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -115,17 +106,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 )
 @_setting("on_anomaly", "Stop if the source does not fit --schema, or warn.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in OUT.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Show what would be read, and what BigQuery would bill; with slurm, the scripts.",
-)
-@click.option(
-    "--tasks",
-    type=click.IntRange(1),
-    help=f"With slurm: most tasks that write shards, each a part.  [default: {_TASKS}]",
-)
-@functools.partial(engine_options, own=("dry_run",))
+@click.option("--dry-run", is_flag=True, help="Show what would be read, and what BigQuery would bill.")
 @json_option
 def preprocess(
     source: str,
@@ -137,7 +118,6 @@ def preprocess(
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
-    slurm: Submission | None,
     **options: Any,
 ) -> None:
     """Write SOURCE to OUT as TFRecord shards with a manifest.
@@ -162,12 +142,7 @@ def preprocess(
         options |= {"shards": 0, "shard_size": shard_size}
     elif shards is not None:
         options["shards"] = shards
-    if (tasks := options.pop("tasks")) and not slurm:
-        raise click.UsageError("--tasks needs --engine slurm")
     settings = PreprocessSettings(source=source, features=features, **options)
-    if slurm:
-        _preprocess_with(slurm, settings, out.absolute(), tasks or _TASKS, overwrite, as_json)
-        return
     if dry_run:
         # Without reading it.
         from shardline.components.configure.fingerprint import fingerprint
@@ -184,35 +159,6 @@ def preprocess(
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
         show_json(stats.describe(manifest))
-
-
-def _preprocess_with(
-    slurm: Submission, settings: PreprocessSettings, out: Path, tasks: int, overwrite: bool, as_json: bool
-) -> None:
-    """Plans a dataset here; an array of Slurm writes its parts, and a job after it finishes."""
-    from shardline.components.preprocess import run
-    from shardline.components.preprocess.inspect import stats
-    from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob
-    from shardline.trainer.data import manifest as manifests
-
-    stream = sys.stderr if as_json else None
-    parts = min(tasks, _MOST_TASKS)
-    if not slurm.dry_run:
-        with foreground(stream):
-            parts = run.plan_dataset(settings, out, overwrite=overwrite).useful_parts(parts)
-
-    def make_jobs(directory: Path) -> list[BatchJob]:
-        def job(name: str, *words: str, elements: int = 0) -> BatchJob:
-            place, command = directory / REPLICAS / name, (slurm.settings.python, "-m", run.__name__, *words)
-            return BatchJob(name=name, directory=place, command=command, elements=elements)
-
-        return [
-            job("preprocess", "write", str(out), ARRAY_INDEX, str(parts), elements=parts),
-            job("preprocess-finish", "finish", str(out)),
-        ]
-
-    if slurm.run("preprocess", make_jobs, stream=stream) and as_json:
-        show_json(stats.describe(manifests.load(out)))
 
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from shardline.components.text import table
 from shardline.pipelines.tables import project_settings
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
+from shardline.trainer.base.errors import PipelineError, ShardlineError, page, printable
 
 _HELP = {"project": "Google Cloud project.", "location": "Region, such as europe-west4."}
 #: Names of the platform options, which `environment_flags` adds.
@@ -81,57 +80,6 @@ settings_option = click.option(
     help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].  "
     "[default: settings.toml in a project]",
 )
-
-
-def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> Callable[..., Any]:
-    """Adds --engine and what belongs to it to a command, and passes it `slurm`, a `Submission` or None.
-
-    Options of the names in `own` (dry_run, runs_dir) are the command's own, which gets their values as well.
-    """
-
-    @functools.wraps(command)
-    def with_engine(*args: Any, **values: Any) -> Any:
-        slurm = None
-        if values["engine"] == "slurm":
-            from shardline.pipelines.cli.slurm import Submission
-            from shardline.pipelines.engines.slurm.settings import load_slurm
-
-            _refuse_local_options()
-            how = {name: values[name] for name in ("runs_dir", "detach", "dry_run")}
-            slurm = Submission(settings=load_slurm(values["settings"]), **how)
-        for name in ("detach", "dry_run", "settings"):
-            if not slurm and values[name] and name in added:
-                raise click.UsageError(f"--{name.replace('_', '-')} needs --engine slurm")
-        given = {name: value for name, value in values.items() if name not in added}
-        return command(*args, slurm=slurm, **given)
-
-    what, table = "What starts the processes: this machine, or Slurm.", "with a table [engine.slurm]"
-    choice, scripts = click.Choice(["local", "slurm"]), "With slurm: print the script, and submit nothing."
-    added: dict[str, Callable[..., Any]] = {
-        "dry_run": click.option("--dry-run", is_flag=True, help=scripts),
-        "detach": click.option("--detach", is_flag=True, help="With slurm: submit, and do not wait."),
-        "runs_dir": runs_dir_option,
-        "settings": click.option(
-            "--settings",
-            type=PATH,
-            help=f"Settings file (TOML) {table}.  [default: settings.toml in a project]",
-        ),
-        "engine": click.option("--engine", type=choice, default="local", show_default=True, help=what),
-    }
-    for name in own:
-        del added[name]
-    return functools.reduce(lambda decorated, option: option(decorated), added.values(), with_engine)
-
-
-def _refuse_local_options() -> None:
-    """Raises SettingsError for an option of the present command that is for this machine's processes."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        source = context.get_parameter_source(str(option.name))
-        if option.name in ("network", "injections", "logs") and source is ParameterSource.COMMANDLINE:
-            raise SettingsError(
-                f"{option.opts[0]} is for processes of this machine; leave it out with --engine slurm"
-            )
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import json
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from shardline.components.runs.record import PIPELINE_FILE, REPLICAS, RUN_VARIABLE
-from shardline.pipelines.cli.options import (
-    PATH,
-    engine_options,
-    parameter_options,
-    runs_dir_option,
-)
+from shardline.components.runs.record import PIPELINE_FILE
+from shardline.pipelines.cli.options import PATH, parameter_options, runs_dir_option
 from shardline.pipelines.local.terminal import foreground
-from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-
-if TYPE_CHECKING:
-    from shardline.pipelines.cli.slurm import Submission
-    from shardline.pipelines.engines.slurm.script import BatchJob
 
 #: Largest number of replicas on one machine.
 _MOST_REPLICAS = 100
@@ -47,7 +33,7 @@ _inject_option = click.option(
     "injections",
     multiple=True,
     metavar="FAILURE",
-    help="Inject a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
+    help="Inject a failure: preempt:worker:0@step=30, kill:chief@t=5s.",
 )
 _ps_option = click.option(
     "--ps",
@@ -85,22 +71,17 @@ def _is_installed(module: str) -> bool:
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 if the model is not blessed.")
 @_network_option
 @_inject_option
-@functools.partial(engine_options, own=("runs_dir",))
 def run(
     pipeline: Path | None,
     given: Mapping[str, Any] | None,
     runs_dir: Path,
     resume: str | None,
-    slurm: Submission | None,
     **options: Any,
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine.
 
     Every replica is a process. All output goes to a new directory in RUNS_DIR, to which RUNS_DIR/latest
     links. The default champion_uri of Shardline's pipelines is RUNS_DIR/champions/SOURCE.
-
-    With --engine slurm, every training or tuning job is a job of Slurm; with --detach, too, the process that
-    runs the rest of the pipeline.
 
     --resume starts a new run with the pipeline and the parameters of a failed run, unless you set others, and
     continues training from a copy of its checkpoints.
@@ -120,68 +101,7 @@ def run(
     if failed is not None:
         with foreground():
             parameters = failed.with_checkpoints(parameters)
-    if slurm and (slurm.detach or slurm.dry_run):
-        _submit(slurm, pipeline, parameters, options["require_blessing"])
-        return
-    # In a job of Slurm, to whose run directory it has been submitted.
-    own = pipeline.parent if os.environ.get(RUN_VARIABLE) == str(pipeline.parent) else None
-    settings = slurm.settings if slurm else None
-    if settings:
-        from shardline.pipelines.engines.slurm import engine
-
-        engine.check(settings)  # before the tasks that come before the first job
-    run_pipeline(pipeline, parameters, runs_dir=runs_dir, slurm=settings, directory=own, **options)
-
-
-def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], require_blessing: bool) -> None:
-    """Submits a job of Slurm that runs a pipeline, or shows its script and those of the pipeline's jobs."""
-    from shardline.pipelines.engines.slurm.script import BatchJob
-    from shardline.pipelines.local.localize import check_runnable
-    from shardline.pipelines.spec import defaults, parse_runnable, read_pipeline
-
-    content = read_pipeline(path)
-    spec = parse_runnable(content, path).spec
-    check_runnable(spec)
-    name = spec["pipelineInfo"]["name"]
-    words = ["--engine", "slurm", "--runs-dir", str(slurm.runs_dir.absolute())]
-    if settings := click.get_current_context().params["settings"]:
-        words += ["--settings", str(settings.absolute())]
-    texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in parameters.items()}
-    words += ["--require-blessing"] * require_blessing + [f"--param={key}={texts[key]}" for key in texts]
-
-    def jobs(directory: Path) -> list[BatchJob]:
-        pipeline = directory / PIPELINE_FILE
-        if not slurm.dry_run:
-            files.write_bytes(pipeline, content)
-        program = (slurm.settings.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
-        command = ("env", f"{RUN_VARIABLE}={directory}", *program)
-        return [BatchJob(name=name, directory=directory, command=command)]
-
-    if slurm.detach:
-        # Without GPUs; a second start would begin the pipeline anew.
-        options = (*slurm.settings.options, "--no-requeue")
-        own = replace(slurm.settings, time="", nodes="", gres="", options=options, restarts=0, chief={})
-        replace(slurm, settings=own).run(name, jobs, parameters={**defaults(spec), **parameters})
-    if slurm.dry_run:
-        _show_jobs(slurm, spec, parameters)
-
-
-def _show_jobs(slurm: Submission, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """Shows the scripts of a pipeline's custom jobs, but of those whose worker pools only the run knows."""
-    from shardline.pipelines.check.job import jobs
-    from shardline.pipelines.check.pipeline import Pipeline
-    from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, parse_payload
-    from shardline.pipelines.engines.slurm.engine import pools_job
-    from shardline.pipelines.engines.slurm.script import batch_script
-
-    for job in jobs(Pipeline(spec, parameters)):
-        known = "" if job.pools else " its worker pools are known in the run only"
-        click.echo(f"{job.task.path}:{known}", err=True)  # only scripts are on standard output
-        if job.pools:
-            payload = json.dumps({"display_name": job.task.name, "job_spec": job.spec})
-            place = slurm.runs_dir.absolute() / REPLICAS / job.task.name
-            custom_job = parse_payload(payload, EXECUTOR_INPUT_MARKER)
-            click.echo(batch_script(pools_job(custom_job, place), slurm.settings))
+    run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
 
 
 @click.command()
@@ -193,7 +113,9 @@ def _show_jobs(slurm: Submission, spec: Mapping[str, Any], parameters: Mapping[s
 @click.option(
     "--restarts",
     type=click.IntRange(0),
-    help="Number of times that all replicas restart after one fails.  [default: 0, or that of the settings]",
+    default=0,
+    show_default=True,
+    help="Number of times that all replicas restart after one fails.",
 )
 @click.option("--timeout", type=float, help="Seconds after which all replicas are stopped.  [default: never]")
 @click.option(
@@ -205,22 +127,16 @@ def _show_jobs(slurm: Submission, spec: Mapping[str, Any], parameters: Mapping[s
     default=None,
     help="Create shardline.strategy() before the program starts.  [default: if it imports shardline]",
 )
-@engine_options
 def launch(
     program: str,
     arguments: tuple[str, ...],
     module: bool,
-    restarts: int | None,
-    logs: Path | None,
-    network: str,
-    slurm: Submission | None,
     **options: Any,
 ) -> None:
     """Run a Python program as N replicas.
 
-    They are processes of this machine, or tasks of a job of Slurm. Each has its TF_CONFIG. The first replica
-    is the chief, the others are workers. Each line of output begins with its replica's name. When a replica
-    fails, all are stopped and the command fails.
+    Each is a process with its TF_CONFIG. The first replica is the chief, the others are workers. Each line of
+    output begins with its replica's name. When a replica fails, all are stopped and the command fails.
 
     Options of PROGRAM follow "--":
 
@@ -229,19 +145,11 @@ def launch(
       shardline launch 2 --restarts 1 -m -- package.program --epochs 3
     """  # noqa: D301  # click wants the character itself
     _require_local(_EVERY_RUN)
-    from shardline.pipelines.engines.slurm.engine import batch_job
     from shardline.pipelines.local import launch as launching
 
     if program == "-m" and arguments:
         module, program, arguments = True, arguments[0], arguments[1:]
-    options["restarts"] = restarts or 0
-    if slurm is None:
-        launching.launch(program, arguments=arguments, module=module, logs=logs, network=network, **options)
-        return
-    job = launching.program_job(program, arguments, module=module, python=slurm.settings.python, **options)
-    slurm.limited(restarts, options["timeout"]).run(
-        "launch", lambda directory: [batch_job(job, directory / REPLICAS / "launch")]
-    )
+    launching.launch(program, arguments=arguments, module=module, **options)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -258,7 +166,6 @@ def launch(
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
 @_network_option
 @_inject_option
-@engine_options
 @click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
 def train(
     dataset: Path,
@@ -269,16 +176,13 @@ def train(
     network: str,
     injections: tuple[str, ...],
     trainer_options: tuple[str, ...],
-    slurm: Submission | None,
 ) -> None:
     """Train a model on DATASET without a pipeline; write it to OUT.
 
-    The replicas are processes of this machine, or tasks of a job of Slurm. TRAINER_OPTIONS are those of
-    python -m shardline.trainer.task; --model is mnist_cnn by default.
+    TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
     from shardline.components.text import print_rows
-    from shardline.pipelines.engines.custom_job import CustomJob
-    from shardline.pipelines.engines.slurm.engine import batch_job
+    from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
     from shardline.pipelines.local.job.supervisor import run_job
     from shardline.trainer import task
@@ -286,8 +190,6 @@ def train(
     from shardline.trainer.data import manifest as manifests
     from shardline.trainer.loop import fail_fast_marker
 
-    if slurm:
-        dataset, out = dataset.absolute(), out.absolute()
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.
     given = task.parse(arguments)
@@ -295,7 +197,7 @@ def train(
     plugins.check_reference(plugins.import_string(given.model), "model")
     failures = [parse_injection(text) for text in injections]
     job = CustomJob.with_roles(
-        [slurm.settings.python if slurm else sys.executable, "-m", "shardline.trainer.task", *arguments],
+        [sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,
         ps=ps,
         evaluator=evaluator,
@@ -303,13 +205,9 @@ def train(
         # All-reduce cannot continue without a peer; a chief with parameter servers can, without a worker.
         restart_job_on_worker_restart=not ps,
     )
-    if slurm is None or not slurm.dry_run:
-        fail_fast_marker.clear_markers(Path(given.model_dir))
-    if slurm is None:
-        with foreground() as terminal:
-            run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
-    elif not slurm.run("train", lambda directory: [batch_job(job, directory / REPLICAS / "train")]):
-        return
+    fail_fast_marker.clear_markers(Path(given.model_dir))
+    with foreground() as terminal:
+        run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
     model = Path(given.model_dir)
     own = ["--model-function", given.model] if ":" in given.model else []
     judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]

@@ -1,4 +1,4 @@
-"""Commands about runs: submit for the platform; status, cancel, logs and explain for every engine."""
+"""Commands about runs: submit for the platform; status, cancel, logs and explain for every run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartEr
 if TYPE_CHECKING:
     from shardline.components.runs.platform_run import PlatformRun
     from shardline.components.vertex.client import Platform
-    from shardline.pipelines.engines.engine import Engine
+    from shardline.pipelines.cli.any_run import AnyRun
     from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.settings import Environment
 
@@ -88,7 +88,7 @@ def submit(
     'shardline check' does.
     """
     from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.engines.engine import VertexRun
+    from shardline.pipelines.cli.any_run import VertexRun
     from shardline.pipelines.remote import submit as submission
 
     spec, template_uri, content = read_spec(pipeline)
@@ -136,10 +136,10 @@ class Place(NamedTuple):
     settings: Path | None
     flags: Mapping[str, str]
 
-    def engine(self, run: str) -> Engine:
-        """Returns the engine of a run: by its directory, or else the platform."""
+    def find(self, run: str) -> AnyRun:
+        """Returns a run: that of a directory, or else one on the platform."""
         from shardline.components.runs.directory import find_run
-        from shardline.pipelines.engines.engine import DirectoryRun, VertexRun
+        from shardline.pipelines.cli.any_run import DirectoryRun, VertexRun
 
         with contextlib.suppress(SettingsError):
             return DirectoryRun(find_run(run, self.runs_dir))
@@ -164,18 +164,18 @@ class Place(NamedTuple):
 def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place) -> None:
     """Show the tasks of RUN or, without RUN, the newest runs.
 
-    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
-    on the platform. The newest runs are those in RUNS_DIR and, where --settings, --project or VERTEX_PROJECT
-    names it, on the platform.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform. The
+    newest runs are those in RUNS_DIR and, where --settings, --project or VERTEX_PROJECT names it, on the
+    platform.
     """
     if run is not None:
         with foreground(sys.stderr if as_json else None):
-            engine = place.engine(run)
-            found = engine.read()
+            asked = place.find(run)
+            found = asked.read()
             if waits:
                 if not as_json:
                     click.echo(found.link)
-                _finish(engine, found, waits, as_json)
+                _finish(asked, found, waits, as_json)
             elif as_json:
                 show_json(found.as_json())
             else:
@@ -190,9 +190,10 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
 def _list(place: Place, limit: int, as_json: bool) -> None:
     """Prints the newest runs here and on the platform, newest first."""
     from shardline.components.runs.platform_run import latest_runs
-    from shardline.pipelines.engines.engine import newest_here
+    from shardline.pipelines.cli.any_run import newest_here
 
-    listed, where = newest_here(place.runs_dir, limit), str(place.runs_dir)
+    listed = [("here", run) for run in newest_here(place.runs_dir, limit)]
+    where = str(place.runs_dir)
     if place.settings is not None or place.flags["project"] or os.environ.get("VERTEX_PROJECT"):
         platform = place.platform()
         listed += [("platform", run) for run in latest_runs(platform, limit)]
@@ -217,14 +218,13 @@ def _row(place: str, run: PlatformRun) -> tuple[str, ...]:
 def cancel(run: str, as_json: bool, place: Place) -> None:
     """Cancel RUN, unless it has ended.
 
-    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
-    on the platform.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     with foreground(sys.stderr if as_json else None):
-        engine = place.engine(run)
-        asked, found = engine.cancel()
+        where = place.find(run)
+        asked, found = where.cancel()
     if asked:
-        words = f"asked {engine.asked} to cancel {found.job_id}, which was {found.state}"
+        words = f"asked {where.asked} to cancel {found.job_id}, which was {found.state}"
     else:
         ended = "was cancelled" if found.state == CANCELLED else f"has {found.state}"
         words = f"nothing to cancel: {found.job_id} {ended}"
@@ -240,11 +240,10 @@ def cancel(run: str, as_json: bool, place: Place) -> None:
 def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
     """Show the output of the tasks of RUN.
 
-    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
-    on the platform.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     with foreground(sys.stderr):
-        for line in place.engine(run).log(task, replica, follow=follow):
+        for line in place.find(run).log(task, replica, follow=follow):
             click.echo(line)
 
 
@@ -255,12 +254,12 @@ def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
 def explain(run: str, as_json: bool, place: Place) -> None:
     """Explain why RUN failed, and what to do.
 
-    Names step, replica, exit code, last lines, likely cause and next step, or why a job of Slurm waits. RUN
-    is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run on
-    the platform. Exits with 1 if it failed, with 4 if it was cancelled.
+    Names step, replica, exit code, last lines, likely cause and next step. RUN is a run directory, the name
+    of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits with 1 if it failed, with 4 if it
+    was cancelled.
     """
     with foreground(sys.stderr):
-        found = place.engine(run).record()
+        found = place.find(run).record()
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
@@ -280,11 +279,11 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
     return parse_pipeline(content, Path(pipeline)), "", content
 
 
-def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> None:
+def _finish(asked: AnyRun, run: PlatformRun, waits: bool, as_json: bool) -> None:
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
-        found = wait_for_run(functools.partial(engine.read, watching=True)) if waits else run
+        found = wait_for_run(functools.partial(asked.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
             f"no longer watching; the run continues: {typed('status', run.job_id, '--wait')} watches it "

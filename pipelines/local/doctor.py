@@ -148,7 +148,7 @@ def _memory_and_network() -> Iterator[Diagnosis]:
 
 
 def _toy_job() -> Diagnosis:
-    from shardline.pipelines.engines.custom_job import CustomJob
+    from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.supervisor import run_job
     from shardline.pipelines.local.process import processes
     from shardline.trainer.base import progress

@@ -58,13 +58,6 @@ def component_source(command: Sequence[str]) -> str | None:
     return None
 
 
-def without_shell(payload: str) -> str:
-    """Returns a payload in which Python replaces the shell that starts a component, and gets its signals."""
-    return payload.replace(
-        f"_KFP_RUNTIME=true python3 -m {EXECUTOR}", f"_KFP_RUNTIME=true exec python3 -m {EXECUTOR}"
-    )
-
-
 def split_installation(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the packages that a lightweight component installs with pip, and its command without that."""
     if list(command[:2]) != ["sh", "-c"] or component_source(command[3:]) is None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
@@ -59,35 +59,6 @@ def launch(
         ProcessFailedError: When a replica has failed.
         RunError: When the timeout has passed.
     """
-    job = program_job(
-        program,
-        arguments,
-        replicas=replicas,
-        module=module,
-        ps=ps,
-        restarts=restarts,
-        timeout=timeout,
-        strategy=strategy,
-    )
-    directory = Path(tempfile.mkdtemp(prefix="shardline-launch-") if logs is None else logs)
-    with foreground() as terminal:
-        progress.report("launch", f"logs in {directory}")
-        run_job(job, directory, topic="launch", show_line=terminal.line, network=network)
-
-
-def program_job(
-    program: str | os.PathLike[str],
-    arguments: Sequence[str],
-    *,
-    replicas: int,
-    module: bool,
-    ps: int,
-    restarts: int,
-    timeout: float | None,
-    strategy: bool | None,
-    python: str = sys.executable,
-) -> CustomJob:
-    """Returns the job of `launch`, whose program `python` runs; arguments and errors as of `launch`."""
     name = os.fspath(program)
     source = _find_module(name) if module else Path(name)
     if source is None or not source.is_file():
@@ -99,9 +70,9 @@ def program_job(
         raise SettingsError(f"restarts must be 0 or more and timeout above 0, got {restarts} and {timeout}")
     if strategy is None:
         strategy = _imports_shardline(source, Path.cwd() if module else source.parent, set())
-    return CustomJob.with_roles(
+    job = CustomJob.with_roles(
         [
-            python,
+            sys.executable,
             *(["-m", "shardline.trainer.program"] if strategy else []),
             *(["-m"] if module else []),
             name,
@@ -115,6 +86,10 @@ def program_job(
         job_restarts=restarts,
         all_succeed=not ps,
     )
+    directory = Path(tempfile.mkdtemp(prefix="shardline-launch-") if logs is None else logs)
+    with foreground() as terminal:
+        progress.report("launch", f"logs in {directory}")
+        run_job(job, directory, topic="launch", show_line=terminal.line, network=network)
 
 
 def _find_module(name: str) -> Path | None:

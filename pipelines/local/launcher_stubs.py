@@ -1,8 +1,8 @@
 """Stubs for GCPC's launchers and for containers: `python -m shardline.pipelines.local.launcher_stubs NAME`.
 
 `localize` replaces each launcher in the pipeline by a stub with the same arguments; NAME is the launcher's
---type. Custom jobs and tuning jobs run here, or on Slurm. The other stubs only report what would be done:
-nothing leaves this machine. With the NAME Container, the command of a container component runs as a process
+--type. Custom jobs and tuning jobs run here. The other stubs only report what would be done: nothing leaves
+this machine. With the NAME Container, the command of a container component runs as a process
 of the user who runs the pipeline, without an image and without isolation.
 """
 
@@ -18,22 +18,16 @@ from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
 from shardline.components.vertex.payload import read_payload
-from shardline.pipelines.engines.custom_job import parse_payload
-from shardline.pipelines.engines.slurm import engine
-from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.pipelines.local.job.custom_job import parse_payload
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.kfp_internals import without_shell
 from shardline.pipelines.local.process import processes
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import PipelineError, RunError
 from shardline.trainer.base.progress import exit_on_error, report
 
 #: Environment variable: failures to inject, separated by spaces.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
-#: Environment variable: the settings of Slurm, to which jobs go, as JSON; "" for processes of this machine.
-SLURM_VARIABLE = "SHARDLINE_SLURM"
 
 #: Content of a launcher's gcp_resources.
 Resources = list[dict[str, str]]
@@ -48,12 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(option, default="")
     for ignored in ("--marker", "--type", "--project", "--location"):
         parser.add_argument(ignored)
-    options = parser.parse_args(argv, argparse.Namespace(slurm=None))
+    options = parser.parse_args(argv)
     topic, stub = _STUBS[options.name]
     with processes.adopted_orphans(), exit_on_error(topic):
-        if content := os.environ.get(SLURM_VARIABLE, ""):
-            options.payload = without_shell(options.payload)
-            options.slurm = restore(SlurmSettings, json.loads(content), SLURM_VARIABLE, PipelineError)
         try:
             resources = stub(options)
         finally:
@@ -66,12 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _custom_job(options: argparse.Namespace) -> None:
     job, logs = parse_payload(options.payload, options.executor_input), _logs(options)
-    if options.slurm:
-        with processes.stop_on_signals():
-            engine.run_job(job, logs, options.slurm, show_line=_print_line)
-    else:
-        injections = [parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()]
-        run_job(job, logs, show_line=_print_line, injections=injections)
+    injections = [parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()]
+    run_job(job, logs, show_line=_print_line, injections=injections)
 
 
 def _tuning_job(options: argparse.Namespace) -> Resources:
@@ -79,7 +66,7 @@ def _tuning_job(options: argparse.Namespace) -> Resources:
 
     payload, logs, given = _request(options), _logs(options), options.executor_input
     with processes.stop_on_signals():
-        trials = tuning.run_trials(payload, given, logs, show_line=_print_line, slurm=options.slurm)
+        trials = tuning.run_trials(payload, given, logs, show_line=_print_line)
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(job, tuning.tuning_job_json(payload, trials))

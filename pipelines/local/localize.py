@@ -19,7 +19,7 @@ from typing import Any
 
 from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,

@@ -26,7 +26,6 @@ from shardline.components.runs.record import (
     LOG,
     PIPELINE_FILE,
     RUNNING,
-    SLURM,
     SUCCEEDED,
     JobRecord,
     ReplicaRecord,
@@ -65,27 +64,22 @@ class RunDirectory:
         now: datetime.datetime,
         *,
         pipeline: str,
-        made: Path | None = None,
         **facts: Any,
     ) -> None:
         """Creates the directory in `runs`, named by the time, with an exact copy of the pipeline.
 
-        `made` is the directory where a submission has made it, whose job of Slurm is this process. Raises
-        SettingsError when the directory cannot be written, RunError when its disk is full.
+        Raises SettingsError when the directory cannot be written, RunError when its disk is full.
         """
         self._started = time.monotonic()
         self._lock = contextlib.ExitStack()
-        self.directory = made or make_directory(runs, now)
-        if made:
-            facts |= {"engine": SLURM, "job": os.environ.get("SLURM_JOB_ID", "")}
+        self.directory = _make_directory(runs, now)
         try:
             locked = self._lock.enter_context(directory_lock(self.directory))
             files.write_bytes(self.directory / PIPELINE_FILE, content)
             (self.directory / LOG).touch()
         except OSError as error:
             self._lock.close()
-            if not made:
-                shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
             raise _cannot_write(runs, error) from None
         self.record = RunRecord(
             name=self.directory.name,
@@ -105,8 +99,7 @@ class RunDirectory:
             **facts,
         )
         self.record.write(self.directory)
-        if not made:
-            link_latest(self.directory)
+        _link_latest(self.directory)
 
     @property
     def duration(self) -> float:
@@ -202,7 +195,7 @@ def _read_remedy(saved_model: str) -> str:
         return ""
 
 
-def link_latest(directory: Path) -> None:
+def _link_latest(directory: Path) -> None:
     """Makes RUNS_DIR/latest a link to a run directory, atomically; none where links are not supported."""
     link = directory.parent / LATEST
     temporary = directory / f".{LATEST}"
@@ -214,14 +207,9 @@ def link_latest(directory: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def directory_name(now: datetime.datetime) -> str:
-    """Returns the name of the directory of a run that begins now."""
-    return now.strftime("%Y-%m-%dT%H-%M-%SZ")
-
-
-def make_directory(runs: Path, now: datetime.datetime) -> Path:
+def _make_directory(runs: Path, now: datetime.datetime) -> Path:
     """Creates the directory of a new run in `runs`, named by the time; raises as `RunDirectory`."""
-    name = directory_name(now)
+    name = now.strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
         runs.mkdir(parents=True, exist_ok=True)
         for number in count(1):

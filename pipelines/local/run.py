@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import re
@@ -14,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,14 +26,13 @@ from shardline.components.runs.logs import KfpLines, split_replica
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.engines.environment import PLATFORM_VARIABLES, with_safe_path
-from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local import execute, record
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
-from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE, SLURM_VARIABLE
+from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
+from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, resolve_network
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
@@ -56,14 +54,12 @@ class Execution:
         has_exit_tasks: Whether tasks run after another has failed (exit handlers).
         injections: Failures to inject into every custom job.
         network: Network of custom jobs, one of `network.CHOICES`.
-        slurm: Settings of Slurm, to which custom jobs go; None for processes of this machine.
     """
 
     directory: Path
     has_exit_tasks: bool
     injections: Sequence[str] = ()
     network: str = CHOICES[0]
-    slurm: SlurmSettings | None = None
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
@@ -101,7 +97,6 @@ class Execution:
                     crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
                     INJECTIONS_VARIABLE: " ".join(self.injections),
                     NETWORK_VARIABLE: self.network,
-                    SLURM_VARIABLE: json.dumps(asdict(self.slurm)) if self.slurm else "",
                 },
                 start_new_session=True,
             )
@@ -220,8 +215,6 @@ def run_pipeline(
     require_blessing: bool = False,
     injections: Sequence[str] = (),
     network: str | None = None,
-    slurm: SlurmSettings | None = None,
-    directory: Path | None = None,
     stream: TextIO | None = None,
 ) -> LocalRun:
     """Runs a compiled pipeline on this machine and shows its progress.
@@ -238,8 +231,6 @@ def run_pipeline(
         require_blessing: Whether a run whose model is not blessed counts as failed.
         injections: Failures to inject into every custom job of the pipeline (see `parse_injection`).
         network: Network of custom jobs, one of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
-        slurm: Settings of Slurm, to which the custom jobs go; None for processes of this machine.
-        directory: The run directory, where a submission has made it; None for a new one in `runs_dir`.
         stream: Stream for progress; None for standard output.
 
     Raises:
@@ -266,10 +257,10 @@ def run_pipeline(
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
     run_directory = record.RunDirectory(
-        runs_dir, content, now, pipeline=name, made=directory, yaml=str(path.absolute()), parameters=complete
+        runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     _make_champion_directory(runs_dir, complete)
-    run = Execution(run_directory.directory, has_exit_tasks(spec), injections, network, slurm)
+    run = Execution(run_directory.directory, has_exit_tasks(spec), injections, network)
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")

@@ -76,9 +76,6 @@ def wait_for_run(read: Callable[[], PlatformRun]) -> PlatformRun:
                 progress.report(task.name, task.summary)
         if found.has_ended:
             return found
-        if found.error and seen.get("") != found.error:  # such as a Slurm that is not reached
-            seen[""] = found.error
-            progress.report(found.job_id, found.error)
         time.sleep(pause)
         pause = min(_LAST_S, pause * 1.3)
 

@@ -16,7 +16,6 @@ from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
-from shardline.pipelines.engines.slurm.settings import POOLS, load_slurm
 from shardline.pipelines.settings import Settings
 from shardline.trainer.base.errors import SettingsError
 
@@ -127,10 +126,6 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     found = settings.load(tmp_path / "all.toml").train
 
     assert len(found.cluster.pools) == 4
-    slurm = load_slurm(tmp_path / "all.toml")
-    assert slurm.parameter_servers == {"partition": "cpu", "gres": ""}
-    tables = {item.name for item in fields(slurm) if f"{item.name} = " not in text}
-    assert tables == set(POOLS.values())
     assert found.psc_interface_config["network_attachment"].endswith("/mine")
     known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
     assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config", "extra"}

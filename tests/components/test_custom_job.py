@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import ProcessFailedError

@@ -217,36 +217,6 @@ def test_a_replica_is_killed_at_a_time(tmp_path: Path, events: list[Event]) -> N
     assert _restart_lines(events) == ["chief-0 was killed by SIGKILL; it restarts (restart 1 of 1)"]
 
 
-def test_a_slow_replica_gets_its_share_of_the_processor(tmp_path: Path) -> None:
-    """The process that works all the time gets far less of it than the clock shows."""
-    program = f"""
-        if name == "worker-1":
-            began = time.monotonic()
-            while time.monotonic() < began + 2: pass
-            print(time.process_time(), flush=True)
-            Path({str(tmp_path / "done")!r}).touch()
-        if chief:
-            wait_for({str(tmp_path / "done")!r})
-    """
-    _drill(tmp_path / "logs", program, "slow:worker:1=4x", workers=2)
-    assert float((tmp_path / "logs" / "worker-1.log").read_text()) < 1.2
-
-
-def test_a_slow_replica_can_be_stopped(tmp_path: Path) -> None:
-    program = f"""
-        def end(*_):
-            Path({str(tmp_path / "ended")!r}).touch()
-            sys.exit()
-        if not chief:
-            signal.signal(signal.SIGTERM, end)
-            Path({str(tmp_path / "ready")!r}).touch()
-            while True: time.sleep(0.001)
-        wait_for({str(tmp_path / "ready")!r})
-    """
-    _drill(tmp_path / "logs", program, "slow:worker=50x", ps=1)
-    assert (tmp_path / "ended").exists()
-
-
 def test_an_injection_that_did_not_happen_is_told(tmp_path: Path, events: list[Event]) -> None:
     program = """
         if chief:

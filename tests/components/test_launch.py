@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import shardline
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.job import supervisor
+from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.trainer.base.errors import (
     EXIT_BAD_INPUT,

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.e2e
 
 #: Pages that train and judge what other tests do as well.
 LONG = ("gate.md", "local-runs.md", "migrating.md", "own-model.md", "strategies.md")
-MARKS = {**dict.fromkeys(LONG, (pytest.mark.matrix,)), "slurm.md": (pytest.mark.engine,)}
+MARKS = dict.fromkeys(LONG, (pytest.mark.matrix,))
 #: Fixtures of the pages that need more than the workspace.
-NEEDS = {"gate.md": "judged", "slurm.md": "slurm"}
+NEEDS = {"gate.md": "judged"}
 
 #: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
 HERE = ("check", "champion", "compile", "dataset", "new", "preprocess", "settings", "train", "validate")

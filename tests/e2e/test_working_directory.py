@@ -9,9 +9,9 @@ import pytest
 from kfp import compiler, dsl
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.engines.custom_job import CustomJob
-from shardline.pipelines.engines.environment import with_safe_path
+from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process.environment import with_safe_path
 from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.datasets import write_dataset
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
 
 #: What every replica's program starts with.
 PRELUDE = """

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes, n1 and n2, on this machine; `python -m tests.helpers.slurm` for a shell.
+"""A real Slurm of two nodes, n1 and n2, on this machine.
 
 It needs slurmctld, slurmd and slurm-client of the distribution; no munge, cgroups, systemd or accounting.
 Both nodes are this host, by loopback, and their names are in no DNS. A process of its own starts the
@@ -31,18 +31,16 @@ from tests.helpers.replicas import ROOT, free_ports
 
 NODES = ("n1", "n2")
 _DAEMONS = ("slurmctld", "slurmd", "sbatch")
-#: Slurm looks for jobs that can start every minute by itself, and three seconds after a submission.
-_AT_ONCE = "sched_interval=1,bf_interval=1,batch_sched_delay=0"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 #: https://slurm.schedmd.com/slurm.conf.html. A requeued job waits until the credentials of its last start
-#: have expired (cred_expire, 120 s by default), and for the next turn of the scheduler.
+#: have expired (cred_expire, 120 s by default), and for the next turn of the scheduler (a minute by default).
 _CONF = """
 ClusterName=local
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/none
-AuthInfo=cred_expire={cred_expire}
+AuthInfo=cred_expire=5
 CredType=cred/none
 SlurmUser={user}
 SlurmdUser={user}
@@ -65,13 +63,11 @@ SlurmctldTimeout=30
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=300
-MaxArraySize=1001
-MaxJobCount=5000
 FirstJobId={first_job}
 JobRequeue=1
-SchedulerParameters={scheduler}
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} State=UNKNOWN
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -110,33 +106,23 @@ class Slurm:
         text = self.run("scontrol", "--oneliner", "show", "job", job_id, check=False)
         return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
 
-    def state(self, job_id: object) -> str:
-        """Returns the state of a job, such as RUNNING."""
-        return self.job(job_id).get("JobState", "")
+    def wait(self, job_id: object, seconds: float) -> str:
+        """Waits until a job has ended, and returns its state, such as COMPLETED."""
+        going = ("", "PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
-    def wait(self, job_id: object, *states: str, seconds: float = 60) -> str:
-        """Waits until a job is in one of these states, by default any of its end, and returns the state."""
-        ended = states or ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        reached: str = eventually(lambda: (state := self.state(job_id)) in ended and state, seconds=seconds)
-        return reached
+        def reached() -> str:
+            state = self.job(job_id).get("JobState", "")
+            return "" if state in going else state
 
-    def set_node(self, name: str, state: str) -> None:
-        """Gives a node a state: DOWN, DRAIN, RESUME."""
-        self.run("scontrol", "update", f"NodeName={name}", f"State={state}", "Reason=test")
+        return str(eventually(reached, seconds=seconds))
 
     def reset(self) -> None:
         """Ends all jobs and waits until both nodes are idle."""
         self.run("scancel", "--user", getpass.getuser(), check=False)
-        eventually(self._is_back, seconds=60)
+        eventually(self.is_idle, seconds=60)
 
-    def _is_back(self) -> bool:
-        for name in NODES:
-            state = self.run("sinfo", "-hN", "-n", name, "-o", "%T", check=False)
-            if "down" in state or "drain" in state:
-                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-        return self._is_idle()
-
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether both nodes are idle, and there is no job."""
         idle = self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False) == str(len(NODES))
         return idle and not self.run("squeue", "-h", check=False)
 
@@ -154,14 +140,8 @@ def _first_job() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def start(*, cpus: int = 4, cred_expire: int = 5, scheduler: str = _AT_ONCE) -> Iterator[Slurm]:
-    """Starts a Slurm in a directory of its own, and ends it with all its jobs.
-
-    Args:
-        cpus: CPUs that each node says it has.
-        cred_expire: Seconds that a requeued job waits, at least 5.
-        scheduler: SchedulerParameters.
-    """
+def start() -> Iterator[Slurm]:
+    """Starts a Slurm in a directory of its own, and ends it with all its jobs."""
     with _first_job() as first_job:
         directory = Path(tempfile.mkdtemp(prefix="slurm-"))
         for name in ("state", "log", *(f"spool-{node}" for node in NODES)):
@@ -173,9 +153,6 @@ def start(*, cpus: int = 4, cred_expire: int = 5, scheduler: str = _AT_ONCE) -> 
             user=getpass.getuser(),
             directory=directory,
             first_job=first_job,
-            cpus=cpus,
-            cred_expire=cred_expire,
-            scheduler=scheduler,
         )
         conf.write_text(text)
         slurm = Slurm(directory, {"SLURM_CONF": str(conf)})
@@ -196,7 +173,7 @@ def start(*, cpus: int = 4, cred_expire: int = 5, scheduler: str = _AT_ONCE) -> 
 
 def _wait_for_nodes(slurm: Slurm, supervisor: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
-    while not slurm._is_idle():
+    while not slurm.is_idle():
         if supervisor.poll() is not None or time.monotonic() > deadline:
             logs = [path.read_text()[-2000:] for path in sorted((slurm.directory / "log").glob("*"))]
             raise AssertionError("Slurm has no two idle nodes:\n" + "\n".join(logs))
@@ -232,10 +209,4 @@ def _supervise(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _supervise(Path(sys.argv[1]))
-    else:
-        with start() as running:
-            print(f"export SLURM_CONF={running.environ['SLURM_CONF']}", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                sys.stdin.read()
+    _supervise(Path(sys.argv[1]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import fork_server, processes, start

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import check_runnable, localize, localize_value
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.engines.custom_job import CustomJob, ReplicaId, environment, replicas
+from shardline.pipelines.local.job.custom_job import CustomJob, ReplicaId, environment, replicas
 from shardline.trainer.base.errors import PipelineError
 
 

@@ -13,7 +13,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TypeAlias
 
 from shardline.trainer.base.errors import ClusterError, RunError
@@ -99,10 +99,12 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
             f"SLURM_STEP_TASKS_PER_NODE is {environ['SLURM_STEP_TASKS_PER_NODE']!r}, which is not "
             f"SLURM_STEP_NUM_TASKS {size} on SLURM_STEP_NODELIST {environ['SLURM_STEP_NODELIST']!r}"
         )
-    places = _places(environ, dict(zip(nodes, counts, strict=True)))
+    places = [(node, local) for node, count in zip(nodes, counts, strict=True) for local in range(count)]
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
+        places.sort(key=lambda place: place[1])
     own = (environ.get("SLURMD_NODENAME", ""), environ.get("SLURM_LOCALID", ""))
     # Every task checks its own place: where all are right, so is the whole list.
-    if len(places) != size or any(a and a != str(b) for a, b in zip(own, places[rank], strict=True)):
+    if any(a and a != str(b) for a, b in zip(own, places[rank], strict=True)):
         raise ClusterError(
             f"the nodes of the other tasks are not known: task {rank} of {size} is on {own[0]!r} as its task "
             f"{own[1]!r}, with SLURM_DISTRIBUTION {environ.get('SLURM_DISTRIBUTION', '')!r}; start the step "
@@ -116,25 +118,6 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
     ports = _expand_range(reserved) if re.fullmatch(_RANGES, reserved) else []
     hosts = _add_ports([known[node] for node, _ in places], slot, list(map(int, ports)))
     return Tasks(rank, hosts, f"Slurm job {job}, {_on(size, nodes)}")
-
-
-def _places(environ: Mapping[str, str], counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Returns node and number on it of each task.
-
-    The step of a heterogeneous job has the tasks of its groups one after the other, and a sorted list of
-    nodes; the variable of the distribution is that of one group only.
-    """
-    groups = [list(counts)]
-    cyclic = environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic")
-    if environ.get("SLURM_HET_SIZE"):
-        cyclic = False
-        names = (f"SLURM_JOB_NODELIST_HET_GROUP_{i}" for i in range(_number(environ, "SLURM_HET_SIZE", 1)))
-        groups = [expand_hosts(environ, name) for name in names]
-    places = []
-    for group in groups:
-        tasks = [(node, local) for node in group for local in range(counts.get(node, 0))]
-        places += sorted(tasks, key=lambda place: place[1]) if cyclic else tasks
-    return places
 
 
 def expand_hosts(environ: Mapping[str, str], name: str) -> list[str]:
@@ -211,46 +194,27 @@ def kubernetes(environ: Mapping[str, str]) -> Tasks | None:
     return Tasks(names.index(own), _add_ports(hosts, 0), f"Kubernetes, {_on(len(hosts), hosts)}")
 
 
-def skypilot(environ: Mapping[str, str]) -> Tasks | None:
-    """Returns the nodes of a task of SkyPilot, which runs its commands once on each.
+def open_mpi(environ: Mapping[str, str]) -> Tasks | None:
+    """Returns the ranks of Open MPI, which does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
 
-    The variables are those of https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html.
+    The variables are those of https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html.
     """
-    if "SKYPILOT_NODE_RANK" not in environ:
-        return None
-    hosts = environ.get("SKYPILOT_NODE_IPS", "").split()
-    size = _number(environ, "SKYPILOT_NUM_NODES", 1)
-    if len(set(hosts)) != size or len(hosts) != size:
-        raise ClusterError(
-            f"SKYPILOT_NODE_IPS is {' '.join(hosts)!r}, not SKYPILOT_NUM_NODES {size} addresses"
-        )
-    rank = _number(environ, "SKYPILOT_NODE_RANK", 0, size)
-    slot = zlib.crc32(environ.get("SKYPILOT_TASK_ID", "").encode())
-    return Tasks(rank, _add_ports(hosts, slot), f"SkyPilot, {_on(size, hosts)}")
-
-
-def _ranks(
-    launcher: str, rank: str, size: str, local: str, job: str, environ: Mapping[str, str]
-) -> Tasks | None:
-    """Returns the tasks of a launcher that tells ranks only: all on this machine, or on SHARDLINE_HOSTS.
-
-    Names of variables are `rank`, `size`, `local`, the number of tasks on this machine, and `job`.
-    """
+    rank, size, local = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))
     if not environ.get(size) or rank not in environ:
         return None
     tasks = _number(environ, size, 1)
     own = _number(environ, rank, 0, tasks)
     hosts = ["127.0.0.1"] * tasks
     if tasks > 1 and environ.get(local) != environ[size]:
-        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of {launcher}", "rank", "n1,n1,n2")
+        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of Open MPI", "rank", "n1,n1,n2")
         here = environ.get(local, "some")
         if len(hosts) != tasks or here not in ("some", str(hosts.count(hosts[own]))):
             raise ClusterError(
                 f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
                 f"ranks, with {here} of them on the host of rank {own}"
             )
-    addresses = _add_ports(hosts, zlib.crc32(environ.get(job, "").encode()))
-    return Tasks(own, addresses, f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
+    addresses = _add_ports(hosts, zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode()))
+    return Tasks(own, addresses, f"Open MPI, {_on(tasks, list(dict.fromkeys(hosts)))}")
 
 
 def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
@@ -262,15 +226,5 @@ def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: st
     )
 
 
-_OMPI = "OMPI_COMM_WORLD_"  # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
-
 #: The launchers, in the order in which they are asked: mpirun may itself be started by Slurm.
-ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (
-    partial(_ranks, "Open MPI", f"{_OMPI}RANK", f"{_OMPI}SIZE", f"{_OMPI}LOCAL_SIZE", "PMIX_NAMESPACE"),
-    slurm,
-    kubernetes,
-    skypilot,
-    partial(_ranks, "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_JOBID"),  # MPICH
-    # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-    partial(_ranks, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
-)
+ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (open_mpi, slurm, kubernetes)

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-
-from shardline.pipelines.engines import custom_job as cluster
-from shardline.pipelines.engines.custom_job import CustomJob, ShowLine
-from shardline.pipelines.engines.environment import own_environment
-from shardline.pipelines.local.process import processes, start
+from shardline.pipelines.local.job import custom_job as cluster
+from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
+from shardline.pipelines.local.process import start
+from shardline.pipelines.local.process.environment import own_environment
 from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import progress, tracking
@@ -141,7 +139,6 @@ class Replica:
         self.preempted = False
         self.peak_memory = 0
         self._exit_code: int | None = None
-        self._paused: list[psutil.Process] = []
         self._started = time.monotonic()
         self.pipe, printed = os.pipe()
         self.control, guardians = socket.socketpair()
@@ -169,23 +166,11 @@ class Replica:
     def stop(self) -> None:
         """Asks every process of the replica to end (SIGTERM)."""
         self._signal_group(signal.SIGTERM)
-        self._signal_group(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kills every process of the replica, in any session."""
         with contextlib.suppress(OSError):  # it has ended
             self.control.shutdown(socket.SHUT_WR)
-
-    def pause(self) -> None:
-        """Suspends its processes, but not its guardian, which must notice the death of its parent."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._paused = psutil.Process(self._pid).children(recursive=True)
-        processes.signal_all(self._paused, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Resumes its processes."""
-        processes.signal_all(self._paused, signal.SIGCONT)
-        self._paused = []
 
     def finish(self) -> int:
         """Kills the remaining processes, reads the last output, and returns the exit status."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shardline.pipelines.engines import custom_job as cluster
-from shardline.pipelines.engines.custom_job import CustomJob, ShowLine
+from shardline.pipelines.local.job import custom_job as cluster
+from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
 from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, make_launches
 from shardline.pipelines.local.process import processes, start
@@ -119,7 +119,6 @@ class _RunningJob:
         """Starts the replicas, returns when the job has succeeded, and stops all that still run."""
         grace = 0.0
         try:
-            self._injector.start(self._running)
             self._start_all()
             while not self._has_succeeded():
                 pass
@@ -140,7 +139,7 @@ class _RunningJob:
     def _has_succeeded(self) -> bool:
         """Waits for the next event and handles it; returns whether the job has succeeded."""
         ended = self._wait(min(self._deadline, self._injector.next_time))
-        self._injector.act()
+        self._injector.act(self._running)
         self._awaited -= {replica.name for replica, code in ended if code == 0}
         if not self._awaited:
             return True
@@ -211,7 +210,7 @@ class _RunningJob:
 
     def _report(self, event: Event) -> None:
         if event.kind == "progress" and event.unit == "steps":
-            self._injector.record_step(event.done)
+            self._injector.step = max(self._injector.step, event.done)
         progress.emit(event)
 
     def _wait(self, until: float) -> Ended:

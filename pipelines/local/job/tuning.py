@@ -1,7 +1,6 @@
-"""A tuning job here or on Slurm: each trial a custom job with the trial's parameters in its arguments.
+"""A tuning job on this machine: each trial a custom job with the trial's parameters in its arguments.
 
-Optuna replaces the platform's own service. On this machine the trials run one after the other. On Slurm,
-parallel_trial_count of them are a wave: chosen together, submitted as one array, and reported together.
+Optuna replaces the platform's own service, and the trials run one after the other.
 """
 
 from __future__ import annotations
@@ -9,23 +8,15 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 
-from shardline.components.runs.logs import own_error
-from shardline.components.runs.slurm_job import SlurmJob, end_message, read_job, run_slurm
 from shardline.components.vertex.payload import PoolSpec, list_at
-from shardline.pipelines.engines.custom_job import CustomJob, ShowLine, parse_payload
-from shardline.pipelines.engines.slurm import engine
-from shardline.pipelines.engines.slurm.replica import write_job
-from shardline.pipelines.engines.slurm.script import POOLS_FILE
-from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine, parse_payload
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError
@@ -33,8 +24,6 @@ from shardline.trainer.base.progress import Event, report
 from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 
 _TOPIC = "tune"
-#: Seconds between two questions to Slurm.
-_PAUSE_S = 2.0
 #: The job as the API would show it, next to the task's outputs.
 JOB_FILE = "tuning_job.json"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
@@ -76,13 +65,13 @@ class Trial:
         return self.directory / "output.metrics"
 
 
-def _run_here(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Callable[[int], bool]) -> str:
-    """Runs a wave of one trial on this machine; returns why it has failed, "" if not."""
+def _run_trial(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Callable[[], bool]) -> str:
+    """Runs a trial; returns why it has failed, "" if not."""
 
     def show(event: Event) -> None:
         if event.kind != "fact":  # facts of a run are those of its last training
             outer(replace(event, topic=trial.topic))
-        if is_behind(0):
+        if is_behind():
             raise _StoppedEarlyError("stopped early")
 
     trial.directory.mkdir(parents=True, exist_ok=True)
@@ -92,57 +81,6 @@ def _run_here(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Call
         except RunError as error:
             return "" if isinstance(error, _StoppedEarlyError) else " ".join(str(error).split())
     return ""
-
-
-def _run_on_slurm(
-    wave: Sequence[Trial],
-    jobs: Sequence[CustomJob],
-    settings: SlurmSettings,
-    is_behind: Callable[[int], bool],
-) -> Iterator[tuple[int, str]]:
-    """Runs a wave on Slurm as one array, an element each; yields a number and why it has failed at each end.
-
-    That is "" where a trial has succeeded, or was stopped. `is_behind` is asked of each trial that runs.
-    """
-    directory = wave[0].directory.with_name(f"trials-from-{wave[0].id}")
-    running = {}
-    for number, (trial, job) in enumerate(zip(wave, jobs, strict=True)):
-        place = directory / str(number)
-        place.mkdir(parents=True, exist_ok=True)
-        write_job(job, place / POOLS_FILE)
-        # Its logs are where those of a trial on this machine are.
-        trial.directory.unlink(missing_ok=True)
-        trial.directory.symlink_to(f"{directory.name}/{number}")
-        running[number] = engine.Logs(place, partial(_show_chief, trial.topic))
-    stopped = set()
-    batch, limits = engine.pools_job(jobs[0], directory, len(jobs)), engine.limited(jobs[0], settings)
-    with engine.submitted(batch, limits, _TOPIC) as job_id:
-        while running:
-            array = read_job(job_id, directory)
-            for number, logs in list(running.items()):
-                state = array.elements.get(number, array.state)
-                element = replace(array, id=f"{job_id}_{number}", state=state)
-                logs.read(at_end=element.has_ended)
-                if element.has_ended:
-                    del running[number]
-                    is_failure = element.state != "succeeded" and number not in stopped
-                    yield number, _why(wave[number].directory, element) if is_failure else ""
-                elif element.state == "running" and number not in stopped and is_behind(number):
-                    stopped.add(number)
-                    run_slurm(["scancel", element.id])
-            time.sleep(_PAUSE_S if running else 0)
-
-
-def _show_chief(topic: str, replica: str, line: str) -> None:
-    if replica.endswith("chief-0"):  # after the number
-        report(topic, line)
-
-
-def _why(directory: Path, job: SlurmJob) -> str:
-    """Returns why a job of an array has failed: the error in a replica's log, or what Slurm says."""
-    logs = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(directory.glob("*.log")))
-    errors = (own_error(log.splitlines()) for log in logs)
-    return next(filter(None, errors), "") or end_message(job)
 
 
 def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
@@ -191,7 +129,6 @@ class Search:
             sampler=sampler,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=1) if stops else optuna.pruners.NopPruner(),
         )
-        self._asked: list[optuna.Trial] = []
 
     @property
     def name(self) -> str:
@@ -201,17 +138,14 @@ class Search:
         )
         return f"Optuna {optuna.__version__}, {algorithm}"
 
-    def ask(self, count: int = 1) -> list[Values]:
-        """Returns the parameters of the next trials, at most `count`; none when the search is exhausted."""
-        points: list[Any] = [None] * count
+    def ask(self) -> Values | None:
+        """Returns the parameters of the next trial; None when the search is exhausted."""
         if self._grid is not None:  # Optuna's own grid needs its own loop
-            points = list(itertools.islice(self._grid, count))
-        self._asked = []
-        for point in points:
-            if point is not None:
-                self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
-            self._asked.append(self._study.ask(self._space))
-        return [self._parameters(trial) for trial in self._asked]
+            if (point := next(self._grid, None)) is None:
+                return None
+            self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
+        self._asked = self._study.ask(self._space)
+        return self._parameters(self._asked)
 
     def _parameters(self, trial: optuna.Trial) -> Values:
         chosen = dict(trial.params)
@@ -221,23 +155,21 @@ class Search:
                 chosen[name] = distribution.low + distribution.high - chosen[name]
         return chosen
 
-    def should_stop(self, number: int, values: Sequence[float]) -> bool:
-        """Whether a trial of those asked for last, with these values so far, should be stopped.
+    def should_stop(self, values: Sequence[float]) -> bool:
+        """Whether the trial asked for last, with these values so far, should be stopped.
 
         Values are compared by epoch: steps differ between trials with different batch sizes.
         """
-        trial = self._asked[number]
-        known = self._study.trials[trial.number].intermediate_values
+        known = self._study.trials[self._asked.number].intermediate_values
         for index, value in enumerate(values):
             if index not in known:
-                trial.report(value, index)
-        return bool(values) and trial.should_prune()
+                self._asked.report(value, index)
+        return bool(values) and self._asked.should_prune()
 
-    def tell(self, *values: float | None) -> None:
-        """Ends the trials asked for last with their measurements; None for one that has failed."""
-        for trial, value in zip(self._asked, values, strict=True):
-            state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
-            self._study.tell(trial, value, state=state)
+    def tell(self, value: float | None) -> None:
+        """Ends the trial asked for last with its measurement; None for one that has failed."""
+        state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
+        self._study.tell(self._asked, value, state=state)
 
 
 def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
@@ -258,12 +190,10 @@ def run_trials(
     logs: Path,
     *,
     show_line: ShowLine,
-    slurm: SlurmSettings | None = None,
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 
-    `slurm` has the settings of Slurm; without them the trials run on this machine. Raises RunError when more
-    trials have failed than max_failed_trial_count allows.
+    Raises RunError when more trials have failed than max_failed_trial_count allows.
     """
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
     trial_job = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
@@ -272,20 +202,30 @@ def run_trials(
     search = Search(spec, seed)
     max_trials = int(payload["max_trial_count"])
     max_failed = int(payload.get("max_failed_trial_count", 0))
-    width = int(payload.get("parallel_trial_count", 1)) if slurm else 1
-    together = f"{width} at a time" if width > 1 else "one after the other"
-    report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, {together}")
+    report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, one after the other")
     trials: list[Trial] = []
-    while chosen := search.ask(min(width, max_trials - len(trials))):
-        wave = [
-            Trial(f"{n}", values, logs / f"trial-{n}") for n, values in enumerate(chosen, len(trials) + 1)
-        ]
-        trials += wave
-        for trial in wave:
-            values = ", ".join(f"{name} {value}" for name, value in trial.parameters.items())
-            report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
-        _run_wave(wave, job, metric, search, show_line, slurm)
-        search.tell(*(None if trial.failure else final_measurement(spec, trial)[1] for trial in wave))
+    while len(trials) < max_trials and (chosen := search.ask()) is not None:
+        trials.append(trial := Trial(f"{len(trials) + 1}", chosen, logs / f"trial-{len(trials) + 1}"))
+        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
+
+        def is_behind(trial: Trial = trial) -> bool:
+            measured = read_measurements(trial.metrics, metric)
+            if len(measured) <= len(trial.measurements):
+                return False
+            trial.measurements = measured
+            if behind := search.should_stop([value for _, value, _ in measured]):
+                value = f"{metric} {measured[-1][1]:.4f}"
+                report(trial.topic, f"stopped early: {value} is behind the other trials")
+            return behind
+
+        failure = _run_trial(trial, _with_parameters(job, trial), show_line, is_behind)
+        if failure:
+            report(trial.topic, f"failed: {failure}")
+        trial.measurements = read_measurements(trial.metrics, metric)
+        trial.end = datetime.datetime.now(datetime.UTC)
+        trial.failure = failure or ("" if trial.measurements else f"{metric} was not reported")
+        search.tell(None if trial.failure else final_measurement(spec, trial)[1])
         failed = [trial for trial in trials if trial.failure]
         if 0 < max_failed <= len(failed):
             raise RunError(
@@ -293,41 +233,6 @@ def run_trials(
                 f"the last: {failed[-1].failure}"
             )
     return trials
-
-
-def _run_wave(
-    wave: Sequence[Trial],
-    job: CustomJob,
-    metric: str,
-    search: Search,
-    show_line: ShowLine,
-    slurm: SlurmSettings | None,
-) -> None:
-    """Runs trials, and records their outcomes in them."""
-
-    def is_behind(number: int) -> bool:
-        trial = wave[number]
-        measured = read_measurements(trial.metrics, metric)
-        if len(measured) <= len(trial.measurements):
-            return False
-        trial.measurements = measured
-        if behind := search.should_stop(number, [value for _, value, _ in measured]):
-            report(trial.topic, f"stopped early: {metric} {measured[-1][1]:.4f} is behind the other trials")
-        return behind
-
-    jobs = [_with_parameters(job, trial) for trial in wave]
-    ends: Iterable[tuple[int, str]]
-    if slurm:
-        ends = _run_on_slurm(wave, jobs, slurm, is_behind)
-    else:
-        ends = [(0, _run_here(wave[0], jobs[0], show_line, is_behind))]
-    for number, failure in ends:
-        trial = wave[number]
-        if failure:
-            report(trial.topic, f"failed: {failure}")
-        trial.measurements = read_measurements(trial.metrics, metric)
-        trial.end = datetime.datetime.now(datetime.UTC)
-        trial.failure = failure or ("" if trial.measurements else f"{metric} was not reported")
 
 
 def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardline.pipelines.engines.environment import PLATFORM_VARIABLES
 from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
 from shardline.pipelines.local.process import fork_server as server_program
 from shardline.pipelines.local.process import guardian, processes
+from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE, Program
 from shardline.trainer.base.errors import EXIT_FAILED
 

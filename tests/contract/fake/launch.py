@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION
 from tests.helpers.payloads import whole

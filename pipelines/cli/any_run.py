@@ -1,4 +1,4 @@
-"""Engines: what can be asked about a run, on this machine, in Slurm and on the platform alike."""
+"""What can be asked about a run, on this machine and on the platform alike."""
 
 from __future__ import annotations
 
@@ -11,54 +11,38 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from shardline.components.runs import slurm_job
 from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
 from shardline.components.runs.logs import read_log as read_platform_log
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.platform_run import PlatformRun, PlatformTask, cancel_run, read_run
-from shardline.components.runs.record import ABANDONED, REPLICAS, RUNNING, RunRecord
-from shardline.components.runs.slurm_job import describe, job_directories
+from shardline.components.runs.record import ABANDONED, RUNNING, RunRecord
 from shardline.components.vertex.client import Platform
-from shardline.pipelines.engines.custom_job import ROLES
-from shardline.pipelines.engines.slurm.engine import Logs
+from shardline.pipelines.local.job.custom_job import ROLES
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 
 #: Seconds that the process of a run here has to end, which is more than its own processes have.
 _CANCEL_S = 15.0
-#: Seconds between two questions to Slurm, and two reads of logs.
-_PAUSE_S = 2.0
 
 _NOWHERE = "its record does not name the machine on which it runs"
 
 
 @dataclass(frozen=True)
 class DirectoryRun:
-    """A run directory, whose processes are those of a machine, or jobs of Slurm."""
+    """A run on this machine."""
 
     directory: Path
-
-    @property
-    def asked(self) -> str:
-        """Who is asked to end it: Slurm, or the run's process."""
-        return "Slurm" if RunRecord.read(self.directory).job else "its process"
+    asked = "its process"
 
     def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks and jobs of Slurm; SettingsError where no end is seen."""
+        """Returns its state, and those of its tasks; SettingsError where no end is seen."""
         record = RunRecord.read(self.directory)
-        if watching and record.state == RUNNING and not (record.host or record.job):
+        if watching and record.state == RUNNING and not record.host:
             raise SettingsError(f"cannot wait for the end of {record.name}: {_NOWHERE}")
-        places = job_directories(record.job, self.directory)
-        tasks = [
-            _task(places[job.id].name, job.state, seconds=job.seconds, error=describe(job))
-            for job in record.slurm
-        ]
-        tasks += [_task(*row) for row in task_states(self.directory, record.state).items()]
-        found = replace(_as_run(self.directory, record), tasks=tuple(tasks))
-        waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
-        return replace(found, state="waiting") if waits else found
+        states = task_states(self.directory, record.state)
+        tasks = [PlatformTask(name=name, path=name, state=state) for name, state in states.items()]
+        return replace(_as_run(self.directory, record), tasks=tuple(tasks))
 
     def record(self) -> RunRecord:
         """Returns its record, with results and explanation from its files."""
@@ -67,47 +51,21 @@ class DirectoryRun:
     def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
         """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all.
 
-        Reports why it follows no longer where the end is not known. Jobs without a pipeline have no log of
-        tasks: their replicas' are shown, "3/chief-0" of an element.
+        Reports why it follows no longer where the end is not known.
         """
-        record = None
-        with contextlib.suppress(SettingsError):  # the log of a damaged record can be read
-            record = RunRecord.read(self.directory)
-        if record and record.job and not record.yaml:
-            yield from self._job_logs(task, replica, follow)
-            return
         yield from read_log(self.directory, task, replica, follow=follow)
         record = RunRecord.read(self.directory) if follow else None
         if record and (record.state == RUNNING or record.error == ABANDONED):
             progress.report("logs", f"no longer following {record.name}: {record.error or _NOWHERE}")
 
-    def _job_logs(self, task: str, replica: str, follow: bool) -> Iterator[str]:
-        lines: list[tuple[str, str]] = []
-        logs = Logs(self.directory / REPLICAS / task, lambda *line: lines.append(line))
-        while True:
-            ended = not follow or RunRecord.read(self.directory).state != RUNNING
-            logs.read(at_end=ended)
-            yield from (f"{name} | {line}" for name, line in lines if replica in ("", name))
-            lines.clear()
-            if ended:
-                return
-            time.sleep(_PAUSE_S)
-
     def cancel(self) -> tuple[bool, PlatformRun]:
-        """Ends its jobs, or its process by SIGTERM, unless it has ended.
+        """Ends its process by SIGTERM, unless it has ended.
 
         Returns whether it did, and the run before; raises SettingsError for a process of another machine.
         """
         before, record = self.read(), RunRecord.read(self.directory)
         if before.has_ended:
             return False, before
-        for job_id in [job.id for job in record.slurm if not job.has_ended] or record.job.split():
-            slurm_job.cancel_job(job_id)
-        if not record.job:
-            self._end_process(record)
-        return True, before
-
-    def _end_process(self, record: RunRecord) -> None:
         # The process of this id holds the lock: it is the run's, not another that has got the id since.
         if not record.has_reliable_lock or not record.pid:
             raise SettingsError(
@@ -119,6 +77,7 @@ class DirectoryRun:
         until = time.monotonic() + _CANCEL_S
         while RunRecord.read(self.directory).state == RUNNING and time.monotonic() < until:
             time.sleep(0.1)
+        return True, before
 
 
 @dataclass(frozen=True)
@@ -149,22 +108,17 @@ class VertexRun:
 
 
 #: One run, wherever it is; what can be asked about it has the same names.
-Engine = DirectoryRun | VertexRun
+AnyRun = DirectoryRun | VertexRun
 
 
-def newest_here(runs_dir: Path, limit: int) -> list[tuple[str, PlatformRun]]:
-    """Returns the newest runs in a directory, newest first, each after its place; `error` is the outcome."""
+def newest_here(runs_dir: Path, limit: int) -> list[PlatformRun]:
+    """Returns the newest runs in a directory, newest first; `error` is the outcome."""
     found = []
     for record in local_runs(runs_dir, limit):
         failed = record.explanation.failed if record.explanation else ""
-        outcome = failed or record.headline().partition(": ")[2] or (record.job and record.error) or ""
-        where = f"slurm {record.job}" if record.job else "here"
-        found.append((where, replace(_as_run(runs_dir / record.name, record), error=outcome)))
+        outcome = failed or record.headline().partition(": ")[2]
+        found.append(replace(_as_run(runs_dir / record.name, record), error=outcome))
     return found
-
-
-def _task(name: str, state: str, **more: Any) -> PlatformTask:
-    return PlatformTask(name=name, path=name, state=state, **more)
 
 
 def _as_run(directory: Path, record: RunRecord) -> PlatformRun:

@@ -1,0 +1,92 @@
+"""status and cancel of a run on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardline.components.runs.record import RunRecord
+from shardline.pipelines.cli.main import main
+
+LOG = """\
+10:00:00.100 - INFO - Executing task 'digest'
+10:00:00.200 -     hello
+10:00:00.300 - INFO - Task 'digest' finished with status SUCCESS
+10:00:00.400 - INFO - Executing task 'train'
+"""
+#: Holds a run directory as the process of a run does.
+RUN = """
+import datetime, sys, time
+from pathlib import Path
+from shardline.pipelines.local.record import RunDirectory
+now = datetime.datetime.now(datetime.UTC)
+run = RunDirectory(Path("runs"), b"", now, pipeline="toy")
+print(run.directory.name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def shardline(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        yield child.stdout.readline().strip(), child
+        child.kill()
+
+
+def test_cancel_ends_the_process_of_a_run_here(process: tuple[str, subprocess.Popen[str]]) -> None:
+    name, child = process
+    before = shardline("status", name)
+    done = shardline("cancel", name)
+
+    assert f"{name}: running" in before.stdout
+    assert (done.exit_code, done.stdout) == (
+        0, f"asked its process to cancel {name}, which was running\n"
+    )  # fmt: skip
+    assert child.wait(10) == -15
+    assert shardline("cancel", "latest").stdout == f"nothing to cancel: {name} has failed\n"
+
+
+def write_run(**values: Any) -> Path:
+    directory = Path("runs/today")
+    RunRecord(**{"name": "today", "pipeline": "toy", "state": "running", **values}).write(directory)
+    (directory / "run.log").write_text(LOG)
+    return directory
+
+
+def test_a_run_of_another_machine_is_not_cancelled_here() -> None:
+    write_run(host="elsewhere", pid=1, locked=True)
+    done = shardline("cancel", "today")
+
+    assert done.exit_code == 2
+    assert "end its process on elsewhere" in done.stderr
+
+
+def test_the_status_of_a_run_here_has_its_tasks() -> None:
+    write_run(state="failed", duration_s=3.0, created="2030-01-01T12:00:00Z", error="no more")
+    shown = shardline("status", "today")
+    content = json.loads(shardline("status", "today", "--json").stdout)
+
+    assert shown.exit_code == 0, shown.output
+    assert [(task["name"], task["state"]) for task in content["tasks"]] == [
+        ("digest", "succeeded"), ("train", "failed")
+    ]  # fmt: skip
+    assert "today: failed after 3 s" in shown.stdout
+    assert (content["run"], content["state"], content["seconds"]) == ("today", "failed", 3.0)
+    assert shardline("status", "today", "--wait").exit_code == 1
