@@ -1,4 +1,4 @@
-"""Ray: its workers are killed, and what they leave is what no interruption leaves.
+"""Ray: workers of the program of docs/clusters.md are killed, and it leaves what no interruption leaves.
 
 Its cluster starts where SHARDLINE_TEST_ENGINES is a Python that has Ray and Shardline (`make engines`).
 """
@@ -11,53 +11,49 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import keras
 import psutil
 import pytest
 
-from examples.ray.train import train
 from tests.helpers import ray_workers, replicas
+from tests.helpers.markdown import blocks
 from tests.helpers.preprocessing import contents, run
 
 PYTHON = os.environ.get("SHARDLINE_TEST_ENGINES", "")
 pytestmark = pytest.mark.timeout(300)
-TRAIN = """
-import json, sys
-from examples.ray.train import train
-print(train(json.loads(sys.argv[1])))
+MODEL = """
+import keras
+
+def build_model():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Flatten(), keras.layers.Dropout(0.1), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
 """
-
-
-def training(directory: Path, name: str) -> dict[str, Any]:
-    return {
-        "dataset": str(directory / "digits"),
-        "epochs": 4,
-        "learning_rate": 0.01,
-        "checkpoints": str(directory / name),
-        "checkpoint_steps": 10,
-        "model": str(directory / f"{name}.keras"),
-    }
+TRAIN = f"""
+import sys
+import shardline
+{MODEL}
+print(shardline.fit(build_model, sys.argv[1], epochs=5, deterministic=True, verbose=0).history)
+"""
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Preprocesses and trains with examples/ray, once for all tests, and ends Ray."""
+    """Runs the program once for all tests, and ends Ray."""
     if not PYTHON:
         pytest.skip("SHARDLINE_TEST_ENGINES names no Python with Ray")
     directory = tmp_path_factory.mktemp("ray")
-    run("digits", directory / "alone")
-    config = training(directory, "killed")
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in config.items() if name != "dataset"]
-    (directory / "train.json").write_text(json.dumps([config["dataset"], *options]))
-    (directory / "preprocess.json").write_text(
-        json.dumps(["digits", config["dataset"], f"--parts={ray_workers.PARTS}"])
-    )
+    (text,) = [
+        block for block in blocks(replicas.ROOT / "docs/clusters.md", "python") if "import ray" in block
+    ]
+    (directory / "program.py").write_text(text.replace("/shared", str(directory)))
+    (directory / "my_model.py").write_text(MODEL)
     # Sockets have names of at most 107 bytes, so Ray cannot be in a directory of pytest.
     temporary = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     variables = {
-        "PYTHONPATH": str(replicas.ROOT),
+        "PYTHONPATH": f"{replicas.ROOT}:{directory}",
         "RAY_TEST_DIR": str(directory),
         "RAY_TMPDIR": temporary,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -73,7 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stderr=log,
         )
         try:
-            code = driver.wait(150)
+            code = driver.wait(200)
         finally:
             started = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
             driver.kill()
@@ -87,23 +83,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parts_that_are_killed_give_the_bytes_of_one_process(directory: Path) -> None:
     assert all((directory / f"killed-part-{part}").exists() for part in ray_workers.KILLED_PARTS)
+    run("digits", directory / "alone")
     assert contents(directory / "digits") == contents(directory / "alone")
 
 
 def test_a_killed_worker_continues_exactly(directory: Path) -> None:
     """Plain processes, with the same TF_CONFIG as Ray's, train without an interruption."""
-    config = training(directory, "undisturbed")
-    first, _ = replicas.run(["-c", TRAIN, json.dumps(config)], 2, chief=False)
+    first, _ = replicas.run(["-c", TRAIN, str(directory / "digits")], 2, chief=False)
     assert [0, 0] < json.loads((directory / "resumed").read_text()) <= list(ray_workers.KILLED_AFTER)
     assert first.splitlines()[-1] in (directory / "log").read_text(errors="replace")  # the same history
-    undisturbed, killed = (
-        keras.saving.load_model(directory / f"{name}.keras", compile=False).get_weights()
-        for name in ("undisturbed", "killed")
-    )
-    for expected, found in zip(undisturbed, killed, strict=True):
-        assert found.tobytes() == expected.tobytes()
-
-
-def test_a_mistake_is_returned_for_ray_would_only_repeat_it(tmp_path: Path) -> None:
-    config = training(tmp_path, "mistaken")
-    assert str(tmp_path / "digits") in train(config)

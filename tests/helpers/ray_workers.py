@@ -1,6 +1,6 @@
-"""Program that runs examples/ray on a Ray cluster of this machine and kills workers.
+"""Runs program.py of the directory RAY_TEST_DIR on a Ray cluster of this machine, and kills workers.
 
-RAY_TEST_DIR is the directory of the arguments of each example, NAME.json, and of what has happened.
+The directory also gets files that say what has happened.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import json
 import os
 import runpy
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 #: Epoch, and batch in it, from 0, after which a training worker is killed.
 KILLED_AFTER = (2, 7)
-#: Parts of preprocessing that are killed, once each, and all parts.
-KILLED_PARTS, PARTS = (1, 2), 4
+#: Parts of preprocessing that are killed, once each.
+KILLED_PARTS = (1, 2)
 
 
 def main(directory: Path) -> None:
-    """Starts Ray, runs the examples, stops Ray."""
+    """Starts Ray, runs the program, stops Ray."""
     import ray
 
     # Ray's own address of this machine, which is not loopback; the proxies of tests answer nobody.
@@ -33,9 +32,7 @@ def main(directory: Path) -> None:
         runtime_env={"worker_process_setup_hook": f"{__spec__.name}.prepare"},  # type: ignore[name-defined]
     )
     try:
-        for name in ("preprocess", "train"):
-            sys.argv = [name, *json.loads((directory / f"{name}.json").read_text())]
-            runpy.run_path(f"examples/ray/{name}.py", run_name="__main__")
+        runpy.run_path(str(directory / "program.py"), run_name="__main__")
     finally:
         ray.shutdown()
 
@@ -69,7 +66,7 @@ def prepare() -> None:
             closed, ShardFile.__exit__ = ShardFile.__exit__, kill  # type: ignore[method-assign]
         return write(out, part, parts)
 
-    def fit_until_killed(*given: Any, callbacks: list[Any], **options: Any) -> Any:
+    def fit_until_killed(*given: Any, **options: Any) -> Any:
         import keras
 
         from shardline.trainer.fit import fit
@@ -91,7 +88,7 @@ def prepare() -> None:
                 if rank == 1 and (self.epoch, batch) == KILLED_AFTER and claim("killed-worker"):
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        return fit(*given, callbacks=[*callbacks, Kill()], **options)
+        return fit(*given, callbacks=[Kill()], deterministic=True, **options)
 
     run.write_shards = write_shards
     shardline.fit = fit_until_killed  # type: ignore[assignment]
