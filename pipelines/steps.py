@@ -159,8 +159,6 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         project=PROJECT,
         notify_when=settings.notify.when,
         webhook_secret=settings.notify.webhook_secret,
-        form=settings.notify.form,
-        topic=settings.notify.topic,
         **run_arguments(history_uri),
     ).set_caching_options(False)
 

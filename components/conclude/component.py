@@ -1,7 +1,5 @@
 """The conclusion component, an exit handler. KFP embeds the source text of the function alone."""
 
-from typing import NamedTuple
-
 from kfp import dsl
 
 
@@ -13,12 +11,10 @@ def conclude(
     history_uri: str = "",
     notify_when: str = "failure",
     webhook_secret: str = "",
-    form: str = "",
-    topic: str = "",
-) -> NamedTuple("Outputs", [("undelivered", str)]):  # type: ignore[valid-type]
-    """Records the outcome of a run, explains a failure, and sends notifications.
+) -> None:
+    """Records the outcome of a run, explains a failure, and sends a notification.
 
-    A notification that cannot be sent is reported and recorded, and does not fail the task.
+    A notification that cannot be sent is reported, and does not fail the task.
 
     Args:
         status: Outcome of the tasks inside the exit handler; KFP fills it in.
@@ -29,24 +25,18 @@ def conclude(
         notify_when: failure, always or never.
         webhook_secret: Secret with the webhook's URL in Secret Manager,
             projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
-        form: Form of the webhook's message: slack, chat or json; "" for that of the URL's host.
-        topic: Topic of Pub/Sub, projects/PROJECT/topics/NAME; "" for none.
-
-    Returns:
-        Why a notification did not arrive, a line for each: "webhook: it refused the message (status 400)".
     """
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("conclude"):
         from shardline.components.conclude.notification import conclude_run
 
-        undelivered = conclude_run(
+        conclude_run(
             state=status.state,
             error=status.error_message or "",
             job_name=job_name,
             job_resource_name=job_resource_name,
             project=project,
             history_uri=history_uri,
-            notify={"when": notify_when, "webhook_secret": webhook_secret, "form": form, "topic": topic},
+            notify={"when": notify_when, "webhook_secret": webhook_secret},
         )
-        return (undelivered,)

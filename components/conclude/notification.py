@@ -1,14 +1,12 @@
-"""End of a run: its outcome is recorded, and sent to a webhook and a topic of Pub/Sub."""
+"""End of a run: its outcome is recorded, and sent to a webhook."""
 
 from __future__ import annotations
 
-import base64
-import html
-import json
 import os
 import re
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +16,7 @@ from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.client import Platform, connect, platform_errors, read_secret, retry_policy
+from shardline.components.vertex.client import Platform, read_secret
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
@@ -27,12 +25,10 @@ TOPIC = "conclude"
 #: Environment variable with the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 
-#: Slack takes 3,000 characters in a block, Google Chat 32,000 bytes in all, four for a character.
-_MAX_BLOCK, _MAX_LOG = 2900, 2800
-_TIMEOUT_S = 20.0
-#: Seconds of retries, which outlast a short outage.
-_OUTAGE_S = 300.0
-_TOPIC = re.compile(r"projects/[\w.:-]+/topics/(?!goog)[A-Za-z][\w.~+%-]{2,254}", re.ASCII)
+#: Attempts to call the webhook, seconds that each may take, and seconds between two.
+_TRIES, _TIMEOUT_S, _PAUSE_S = 3, 10.0, 2.0
+#: Characters of the message, and of the lines of the log in it: Google Chat takes 32,000 bytes.
+_MAX_TEXT, _MAX_LOG = 4000, 2800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +41,6 @@ class NotifySettings:
 
     when: Literal["failure", "always", "never"] = "failure"
     webhook_secret: str = ""
-    form: Literal["", "slack", "chat", "json"] = ""
-    topic: str = ""
     emails: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,44 +49,21 @@ class NotifySettings:
             raise SettingsError(
                 f"webhook_secret must be {SECRET.description} that holds the URL, not the URL"
             )
-        if self.topic and not _TOPIC.fullmatch(self.topic):
-            raise SettingsError(f"topic must be projects/PROJECT/topics/TOPIC, got {self.topic!r}")
-        for name in ("webhook_secret", "form", "topic"):
-            if self.emails and getattr(self, name):
-                raise SettingsError(f"emails and {name} exclude each other: a run has one exit handler")
+        if self.emails and self.webhook_secret:
+            raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
         for address in self.emails:
             if not re.fullmatch(r"[^@\s]+@[^@\s]+", address):
                 raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
-def payload(run: RunRecord, form: str = "slack") -> dict[str, Any]:
-    """Returns the message about a run.
-
-    "slack" is the form of Slack's incoming webhooks, which Mattermost and others take too, "chat" that of
-    Google Chat, which refuses other keys, "json" an object of texts, which docs/reports.md explains.
-    Sources: https://api.slack.com/messaging/webhooks,
-    https://developers.google.com/workspace/chat/api/reference/rest/v1/spaces.messages
-    """
-
-    def escaped(text: str) -> str:  # Google Chat has no escape, and <users/all> would notify everyone
-        return text.replace("<", "\u2039") if form == "chat" else html.escape(text, quote=False)
-
+def message(run: RunRecord) -> str:
+    """Returns the text about a run, in the marks that Slack and Google Chat have in common."""
     failure = run.explanation
-    lines = "\n".join(failure.lines) if failure else ""
-    if form == "json":
-        about = {"headline": run.headline(), "pipeline": run.pipeline, "run": run.name, "state": run.state}
-        links = {f"link_{name}": link for name, link in run.links.items()}
-        why = asdict(failure) if failure else {}
-        return {**about, "verdict": run.verdict, **why, "lines": lines, **links}
     rows = [*(failure.rows() if failure else ()), ("run", run.name), *run.links.items()]
-    body = "\n".join(f"*{escaped(name)}*  {escaped(value)}" for name, value in rows)
-    texts = [f"*{escaped(run.headline())[:2000]}*", body[:_MAX_BLOCK]]
-    if lines:
-        texts.append(f"```{escaped(lines)[-_MAX_LOG:]}```")
-    if form == "chat":
-        return {"text": "\n".join(texts)}
-    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text}} for text in texts]
-    return {"text": run.headline(), "blocks": blocks}
+    body = "\n".join(f"*{name}*  {value}" for name, value in rows)
+    lines = "\n".join(failure.lines)[-_MAX_LOG:] if failure else ""
+    text = f"*{run.headline()}*\n{body}"[: _MAX_TEXT - len(lines)] + (f"\n```{lines}```" if lines else "")
+    return text.replace("<", "\u2039")  # <!channel> and <users/all> would notify everyone
 
 
 def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -104,7 +75,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
         PlatformError: When Secret Manager refuses, or is not reached.
         SettingsError: When the secret holds no URL.
     """
-    url = read_secret(secret, _OUTAGE_S) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
+    url = read_secret(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
     if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
         raise SettingsError(
             f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "
@@ -113,37 +84,23 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
     return url
 
 
-def send(url: str, message: Mapping[str, Any]) -> None:
-    """Posts a message, with retries for five minutes where the webhook is busy or not reached.
+def send(url: str, text: str) -> None:
+    """Posts a message, three times where the webhook does not take it.
 
     Raises PlatformError without the URL, which the errors of requests contain.
     """
     import requests
 
-    def post() -> None:
-        response = requests.post(url, json=message, timeout=_TIMEOUT_S, allow_redirects=False)
-        if not response.ok or response.is_redirect:
-            raise requests.HTTPError(response=response)
-
-    try:
-        return retry_policy("call the webhook", outage_s=_OUTAGE_S)(post)()
-    except requests.RequestException as error:
-        answer = error.response
-        reason = type(error).__name__ if answer is None else f"status {answer.status_code}"
-    raise PlatformError(f"the webhook did not take the message ({reason})") from None
-
-
-def publish(topic: str, run: RunRecord) -> None:
-    """Publishes the plain message about a run to a topic of Pub/Sub, with retries as `send`.
-
-    Source: https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/publish
-    """
-    attributes = {"pipeline": run.pipeline, "run": run.name, "state": run.state}
-    data = base64.b64encode(json.dumps(payload(run, "json")).encode()).decode()
-    body = {"messages": [{"data": data, "attributes": attributes}]}
-    rest, _ = connect(_OUTAGE_S)
-    with platform_errors(f"publish to {topic}"):
-        rest.request("pubsub", f"v1/{topic}:publish", body)
+    for number in range(_TRIES):
+        time.sleep(_PAUSE_S if number else 0)
+        try:
+            response = requests.post(url, json={"text": text}, timeout=_TIMEOUT_S, allow_redirects=False)
+            if response.status_code < 300:
+                return
+            reason = f"status {response.status_code}"
+        except requests.RequestException as error:
+            reason = type(error).__name__
+    raise PlatformError(f"the webhook did not take the message ({reason})")
 
 
 def conclude_run(
@@ -155,11 +112,11 @@ def conclude_run(
     project: str,
     history_uri: str,
     notify: Mapping[str, Any],
-) -> str:
-    """Records the outcome of a run, explains a failure, and sends notifications.
+) -> None:
+    """Records the outcome of a run, explains a failure, and sends a notification.
 
     Errors on the way are reported, not raised. The arguments are those of `conclude`; `state` and `error` are
-    the outcome of the tasks inside the exit handler. Returns a line "CHANNEL: WHY" for each that failed.
+    the outcome of the tasks inside the exit handler.
     """
     run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
@@ -167,44 +124,27 @@ def conclude_run(
             report(TOPIC, f"{name}: {value}")
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
-    _record(run, history_uri, job_name)
-    tracked.end(job_name, run)
-    settings = NotifySettings(**notify)
-    # A cancelled run counts as a failure.
-    is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
-    if is_due and (undelivered := _notify(run, settings)):
-        run = replace(run, undelivered=undelivered)
-        _record(run, history_uri, job_name)
-    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
-
-
-def _record(run: RunRecord, history_uri: str, job_name: str) -> None:
-    """Writes the record into the history, if there is one: before notifying too, which may take minutes."""
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
+    tracked.end(job_name, run)
+    settings = NotifySettings(**notify)
+    # A cancelled run counts as a failure.
+    is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
+    if is_due:
+        _notify(run, settings.webhook_secret)
 
 
-def _notify(run: RunRecord, notify: NotifySettings) -> dict[str, str]:
-    """Sends the notifications; returns why one did not arrive, by channel, without any secret."""
-    undelivered = {}
-    for channel in ("webhook", "topic"):
-        try:
-            if channel == "topic" and notify.topic:
-                publish(notify.topic, run)
-            elif channel == "webhook" and (url := webhook_url(notify.webhook_secret)):
-                own = "chat" if url.startswith("https://chat.googleapis.com/") else "slack"
-                send(url, payload(run, notify.form or own))
-            else:
-                continue
-            report(TOPIC, f"the {channel} has been notified")
-        except Exception as failure:  # the text of any but our own may hold the URL
-            why = failure.line if isinstance(failure, ShardlineError) else type(failure).__name__
-            undelivered[channel] = why
-            report(TOPIC, f"no notification was sent to the {channel}: {why}")
-    return undelivered
+def _notify(run: RunRecord, secret: str) -> None:
+    try:
+        if url := webhook_url(secret):
+            send(url, message(run))
+            report(TOPIC, "the webhook has been notified")
+    except Exception as failure:  # the text of any but our own may hold the URL
+        why = failure.line if isinstance(failure, ShardlineError) else type(failure).__name__
+        report(TOPIC, f"no notification was sent to the webhook: {why}")
 
 
 def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:

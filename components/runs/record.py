@@ -83,7 +83,6 @@ class RunRecord:
         data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
         links: URLs, gs:// or paths by name.
         explanation: Explanation of the failure; None where the run has not failed.
-        undelivered: Why a notification of the end did not arrive, by channel: webhook, topic.
         parameters: Parameters of the pipeline, on this machine with their defaults.
         task_s: Seconds of each task that has succeeded on the platform, by name.
         facts: Facts that tasks have reported, by name; these and all that follow on this machine only.
@@ -109,7 +108,6 @@ class RunRecord:
     data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     explanation: Explanation | None = None
-    undelivered: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     task_s: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -237,14 +235,12 @@ class TaskOutputs:
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     """Returns the fields of a `RunRecord` that follow from the outputs of tasks, such as its verdict."""
     found: dict[str, Any] = {"verdict": "", "reason": ""}
-    found |= {name: {} for name in ("metrics", "data", "links", "undelivered")}
+    found |= {name: {} for name in ("metrics", "data", "links")}
     for task in tasks:
         if "fingerprint" in (data := task.artifacts.get("dataset", {})):
             found["data"] = data
         if task.parameters.get("changed") is False:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
-        for line in str(task.parameters.get("undelivered", "")).splitlines():
-            channel, _, found["undelivered"][channel] = line.partition(": ")
         blessed = task.artifacts.get("exported", {}).get("blessed")
         if blessed is not None:
             found["verdict"] = "blessed" if blessed is True else "not blessed"

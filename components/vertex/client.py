@@ -222,7 +222,7 @@ def wait_for_operation(action: str, operation: Any, limit_s: float) -> Any:
             ) from None
 
 
-def read_secret(name: str, outage_s: float = 0.0) -> str:
+def read_secret(name: str) -> str:
     """Returns the text of a secret in Secret Manager, without space around it; no error shows it.
 
     `name` is a `forms.SECRET`. Raises PlatformError when Secret Manager refuses, or is not reached.
@@ -231,8 +231,7 @@ def read_secret(name: str, outage_s: float = 0.0) -> str:
 
     with platform_errors("sign in to Google Cloud"):
         client = SecretManagerServiceClient()
-    read = client.access_secret_version
-    answer = call_api(f"read the secret {name}", read, {"name": name}, outage_s=outage_s)
+    answer = call_api(f"read the secret {name}", client.access_secret_version, {"name": name})
     return str(answer.payload.data.decode()).strip()
 
 
@@ -274,7 +273,6 @@ class Rest:
     """
 
     session: AuthorizedSession
-    outage_s: float = 0.0
 
     def request(
         self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
@@ -288,7 +286,7 @@ class Rest:
             response.raise_for_status()
             return dict(response.json())
 
-        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com", outage_s=self.outage_s)(call)()
+        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com")(call)()
         return answer
 
     def get_or_none(self, api: str, path: str) -> dict[str, Any] | None:
@@ -303,8 +301,8 @@ class Rest:
             raise
 
 
-def connect(outage_s: float = 0.0) -> tuple[Rest, str]:
-    """Returns a session, and the name of its account; `outage_s` is that of `retry_policy`.
+def connect() -> tuple[Rest, str]:
+    """Returns a session, and the name of its account.
 
     Raises:
         PlatformError: When there are no credentials, or they are refused.
@@ -317,4 +315,4 @@ def connect(outage_s: float = 0.0) -> tuple[Rest, str]:
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
     account = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
     session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-    return Rest(session, outage_s), account or "a user's credentials"
+    return Rest(session), account or "a user's credentials"

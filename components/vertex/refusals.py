@@ -20,7 +20,6 @@ _ROLES = {
     "artifactregistry.": "roles/artifactregistry.writer",
     "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
     "logging.": "roles/logging.viewer",
-    "pubsub.": "roles/pubsub.publisher",
     "secretmanager.": "roles/secretmanager.secretAccessor",
 }
 

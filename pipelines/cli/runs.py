@@ -318,7 +318,7 @@ def local_time(moment: str) -> str:
 
 def _page(found: RunRecord) -> Iterator[str]:
     yield found.headline()
-    rows = [*found.links.items(), *(("not notified", ": ".join(each)) for each in found.undelivered.items())]
+    rows = [*found.links.items()]
     if found.explanation is not None:
         last = found.explanation.lines
         rows = [*found.explanation.rows(), *rows]

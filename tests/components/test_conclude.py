@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import requests
 
 from shardline.components.conclude import notification
 from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import (
     WEBHOOK_VARIABLE,
     NotifySettings,
-    payload,
+    message,
     send,
     webhook_url,
 )
@@ -62,14 +59,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def finish(state: str, history: Path | str = "", when: str = "failure", form: str = "") -> Any:
-    return conclude(
+def finish(state: str, history: Path | str = "", when: str = "failure") -> None:
+    conclude(
         status=Status(state),
         job_name="retrain-1",
         job_resource_name="projects/local/locations/local/pipelineJobs/local",
         history_uri=str(history),
         notify_when=when,
-        form=form,
     )
 
 
@@ -86,8 +82,8 @@ def test_a_failure_is_said_recorded_and_sent(
         "the webhook has been notified",
     ]
     (message,) = webhook.messages
-    assert message["text"] == "retrain failed: train"
-    assert [block["type"] for block in message["blocks"]] == ["section"] * 3
+    assert message["text"].startswith("*retrain failed: train*\n*failed step*  train\n")
+    assert message["text"].endswith("```worker-0 | epoch 1```")
     record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
     assert (record["state"], record["explanation"]["failed"]) == ("failed", "train")
     # The run's own record is not the exit handler's.
@@ -118,69 +114,29 @@ def test_a_success_is_quiet_where_nobody_wants_to_know(run: Path, events: list[E
 
 
 def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
-    run: Path, webhook: Webhook, events: list[Event]
+    run: Path, webhook: Webhook, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     webhook.status = 400
+    monkeypatch.setattr(notification, "_PAUSE_S", 0.0)
 
     finish("FAILED")
 
     refused = "the webhook did not take the message (status 400)"
     assert events[-1].text == f"no notification was sent to the webhook: {refused}"
-    assert len(webhook.messages) == 1
+    assert len(webhook.messages) == 3
     assert not any("T0PS3CRET" in event.text for event in events)
 
 
-def test_a_webhook_that_is_busy_is_called_again(run: Path, webhook: Webhook, events: list[Event]) -> None:
-    webhook.first = [503]
+def test_a_webhook_that_is_busy_is_called_again(
+    run: Path, webhook: Webhook, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification, "_PAUSE_S", 0.0)
+    webhook.first = [503, 429]
 
     finish("FAILED")
 
-    assert len(webhook.messages) == 2
-    assert [event.text for event in events if event.topic == "vertex"] == [
-        "cannot call the webhook yet (503 service unavailable); trying again"
-    ]
+    assert len(webhook.messages) == 3
     assert events[-1].text == "the webhook has been notified"
-
-
-def test_an_outage_that_ends_costs_no_message(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More attempts than the few of a call that somebody waits for."""
-    attempts: list[str] = []
-    post = requests.post
-
-    def post_later(url: str, **options: Any) -> requests.Response:
-        attempts.append(url)
-        if len(attempts) < 6:
-            raise requests.ConnectionError("Connection refused")
-        return post(url, **options)
-
-    monkeypatch.setattr(requests, "post", post_later)
-    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)  # google.api_core's pause
-
-    send(webhook.url, {"text": "it is over"})
-
-    assert webhook.messages == [{"text": "it is over"}]
-
-
-def test_an_outage_that_lasts_ends_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification, "_OUTAGE_S", 0.3)
-    with pytest.raises(PlatformError, match="did not take the message \\(ConnectionError\\)"):
-        send("http://127.0.0.1:9/T0PS3CRET", {})
-
-
-def test_what_did_not_arrive_is_in_the_record(run: Path, tmp_path: Path, webhook: Webhook) -> None:
-    webhook.status = 403
-
-    (undelivered,) = finish("FAILED", tmp_path / "history")
-
-    record = RunRecord.read(tmp_path / "history" / "runs" / "retrain-1")
-    assert record.undelivered == {"webhook": "the webhook did not take the message (status 403)"}
-    assert undelivered == f"webhook: {record.undelivered['webhook']}"
-
-
-def test_a_record_without_the_field_is_read(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"pipeline": "retrain", "state": "failed"}')
-
-    assert RunRecord.read(tmp_path).undelivered == {}
 
 
 @pytest.mark.usefixtures("run")
@@ -219,20 +175,18 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
     assert record["explanation"]["error"] == "Task exit-handler-1 failed."
 
 
-def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
-    with serve_webhook() as webhook:
-        webhook.status = 302
-        with pytest.raises(PlatformError, match="did not take the message"):
-            send(webhook.url, {})
-
-
-def test_a_webhook_that_is_not_there_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notification, "_OUTAGE_S", 1e-9)
-    with pytest.raises(PlatformError) as refused:
-        send("http://127.0.0.1:9/T0PS3CRET", {})
+@pytest.mark.parametrize("status", [302, None])
+def test_a_webhook_that_sends_elsewhere_or_is_not_there_is_not_named(
+    webhook: Webhook, status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification, "_PAUSE_S", 0.0)
+    webhook.status = status or 200
+    with pytest.raises(PlatformError, match="did not take the message") as refused:
+        send(webhook.url if status else "http://127.0.0.1:9/T0PS3CRET", "")
 
     assert "T0PS3CRET" not in str(refused.value)
     assert refused.value.__cause__ is None
+    assert refused.value.__context__ is None
 
 
 @pytest.mark.parametrize(
@@ -245,63 +199,13 @@ def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(url: str) -> Non
     assert "T0PS3CRET" not in str(refused.value)
 
 
-def test_the_message_is_no_markup_and_fits() -> None:
-    failure = Failure(task="train", error="<b> & co", lines=("x" * 3000, "the last"))
-    blocks = payload(RunRecord(name="r", pipeline="p", state="failed", explanation=explain(failure)))[
-        "blocks"
-    ]
+def test_the_message_calls_nobody_and_fits() -> None:
+    failure = Failure(task="train", error="<users/all> & co", lines=("x" * 3000, "the last"))
+    text = message(RunRecord(name="r", pipeline="p" * 9000, state="failed", explanation=explain(failure)))
 
-    texts = [block["text"]["text"] for block in blocks]
-    assert "&lt;b&gt; &amp; co" in texts[1]
-    assert texts[2].endswith("the last```")
-    assert all(len(text) <= 3000 for text in texts)
-    # Fields of a section: https://api.slack.com/reference/block-kit/blocks#section
-    assert all(set(block) == {"type", "text"} and set(block["text"]) == {"type", "text"} for block in blocks)
-
-
-#: Fields of a message that a webhook may set. Source: spaces.messages of
-#: https://developers.google.com/workspace/chat/api/reference/rest/v1, without those of "Output only".
-CHAT_FIELDS = {"text", "cardsV2", "thread", "fallbackText", "accessoryWidgets"}
-
-
-def test_google_chat_takes_its_form() -> None:
-    error = "<users/all> & co"
-    failure = Failure(task="train", error=error, lines=("\U0001f600" * 3000, "the last"))
-    explanation = explain(failure)
-    message = payload(
-        RunRecord(name="r", pipeline="p" * 9000, state="failed", explanation=explanation), "chat"
-    )
-
-    assert set(message) <= CHAT_FIELDS
-    assert "\u2039users/all> & co" in message["text"]
-    assert "<users/all>" not in message["text"]
-    assert message["text"].endswith("the last```")
-    assert len(message["text"].encode()) <= 32_000
-
-
-@pytest.mark.parametrize(
-    ("url", "form", "keys"),
-    [
-        ("https://hooks.slack.com/services/x", "", {"text", "blocks"}),
-        ("https://chat.googleapis.com/v1/spaces/x/messages?key=y", "", {"text"}),
-        ("https://chat.googleapis.com.example.com/x", "", {"text", "blocks"}),
-        ("https://mattermost.example.com/hooks/x", "", {"text", "blocks"}),
-        ("https://chat.googleapis.com/v1/spaces/x/messages?key=y", "slack", {"text", "blocks"}),
-        ("https://example.com/x", "chat", {"text"}),
-        ("https://example.com/x", "json", {"headline", "pipeline", "run", "state", "verdict", "lines"}),
-    ],
-)
-def test_the_form_is_that_of_the_host_or_the_settings(
-    run: Path, monkeypatch: pytest.MonkeyPatch, url: str, form: str, keys: set[str]
-) -> None:
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setenv(WEBHOOK_VARIABLE, url)
-    monkeypatch.setattr(notification, "send", lambda url, message: sent.append(message))
-
-    finish("CANCELLED", form=form)
-
-    (message,) = sent
-    assert {key for key in message if not key.startswith("link_")} == keys
+    assert "<" not in text
+    assert text.endswith("the last```")
+    assert len(text) <= 4100
 
 
 @pytest.mark.parametrize(
@@ -310,9 +214,6 @@ def test_the_form_is_that_of_the_host_or_the_settings(
         ({"webhook_secret": "https://hooks.x/T0PS3CRET"}, "webhook_secret must be projects/"),
         ({"emails": ("nobody",)}, "emails must be e-mail addresses, got 'nobody'"),
         ({"emails": ("a@b.c",), "webhook_secret": "projects/p/secrets/s/versions/1"}, "exclude each other"),
-        ({"emails": ("a@b.c",), "topic": "projects/p/topics/runs"}, "emails and topic exclude each other"),
-        ({"topic": "runs"}, "topic must be projects/PROJECT/topics/TOPIC, got 'runs'"),
-        ({"topic": "projects/p/topics/google-runs"}, "topic must be projects/"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], message: str) -> None:
@@ -328,7 +229,8 @@ def test_the_settings_file_has_a_table_for_it(tmp_path: Path) -> None:
     path.write_text(f'{start}[notify]\nwhen = "always"\nemails = ["a@b.c"]\n')
 
     assert load(path).notify == NotifySettings(when="always", emails=("a@b.c",))
-    for key, known in (("when", "'failure', 'always' or 'never'"), ("form", "'', 'slack', 'chat' or 'json'")):
-        path.write_text(f'{start}[notify]\n{key} = "often"\n')
-        with pytest.raises(SettingsError, match=f"notify.{key} must be {known}, got 'often'"):
-            load(path)
+    path.write_text(f'{start}[notify]\nwhen = "often"\n')
+    with pytest.raises(
+        SettingsError, match=r"notify\.when must be 'failure', 'always' or 'never', got 'often'"
+    ):
+        load(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
 from shardline.components.conclude.notification import conclude_run
-from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
@@ -65,9 +64,8 @@ def detail(number: int, name: str, state: State, parent: int = 0, **values: Any)
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Makes a run "toy-1" whose training failed with the message, or that succeeded without one."""
-    told = {"message": "", "undelivered": ""}
+    told = {"message": ""}
     training: list[str] = []
-    before: list[dict[str, Any]] = []
 
     def train(job: object) -> Outcome:
         return Outcome(code_pb2.INTERNAL, told["message"]) if told["message"] else Outcome()
@@ -75,7 +73,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def run(job: PipelineJob) -> PipelineOutcome:
         failed = bool(told["message"])
         group = State.FAILED if failed else State.SUCCEEDED
-        resources = json.dumps({"resources": [*before, {"resourceUri": f"https://x/v1/{training[0]}"}]})
+        resources = json.dumps({"resources": [{"resourceUri": f"https://x/v1/{training[0]}"}]})
         trained = detail(
             4,
             "train",
@@ -97,7 +95,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 "metrics": {"artifacts": [{"metadata": {"accuracy": 0.75}}]},
             }
         concluded = detail(6, "conclude", State.SUCCEEDED, parent=1)
-        concluded.execution = {"metadata": {"output:undelivered": told["undelivered"]}}
         group_task = detail(2, "exit-handler-1", group, parent=1)
         tasks = [detail(1, "toy-1", group), group_task, trained, judged, concluded]
         return PipelineOutcome(code_pb2.FAILED_PRECONDITION if failed else 0, "The DAG failed", tasks)
@@ -107,9 +104,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setenv("VERTEX_PROJECT", PROJECT)
         monkeypatch.setenv("VERTEX_LOCATION", LOCATION)
 
-        def begin(message: str = "", undelivered: str = "", tried: Sequence[Any] = ()) -> Run:
-            told.update(message=message, undelivered=undelivered)
-            before[:] = tried
+        def begin(message: str = "") -> Run:
+            told.update(message=message)
             jobs = JobServiceClient(client_options=OPTIONS)
             content = {"display_name": "train", "job_spec": {"worker_pool_specs": [POOL]}}
             training.append(jobs.create_custom_job(parent=PARENT, custom_job=content).name)
@@ -218,19 +214,18 @@ def test_logs_have_the_lines_of_every_replica_in_order(start: Callable[..., Run]
 
 
 SECRET = f"projects/{PROJECT}/secrets/hook/versions/latest"
-TOPIC = f"projects/{PROJECT}/topics/runs"
 NAME = f"projects/123456/locations/{LOCATION}/pipelineJobs/toy-1"
 
 
-def conclude(state: str, history: Path, *, topic: str = "", when: str = "failure") -> str:
-    return conclude_run(
+def conclude(state: str, history: Path, when: str = "failure") -> None:
+    conclude_run(
         state=state,
         error="The DAG failed",
         job_name="toy-1",
         job_resource_name=NAME,
         project=PROJECT,
         history_uri=str(history),
-        notify={"when": when, "webhook_secret": SECRET, "topic": topic},
+        notify={"when": when, "webhook_secret": SECRET},
     )
 
 
@@ -242,71 +237,14 @@ def test_the_exit_handler_explains_records_and_tells(
 
     conclude("FAILED", tmp_path)
 
-    (message,) = webhook.messages
-    assert message["text"] == "toy failed: train, replica workerpool1-0"
+    ((name, text),) = webhook.messages[0].items()
+    assert (name, text.split("\n")[0]) == ("text", "*toy failed: train, replica workerpool1-0*")
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())
     assert record["state"] == "failed"
     assert record["explanation"]["failed"] == "train, replica workerpool1-0"
     printed = capsys.readouterr()
     assert "conclude: exit: SIGKILL" in printed.out
     assert webhook.url not in printed.out + printed.err
-
-
-def test_a_topic_gets_the_plain_message(start: Callable[..., Run], tmp_path: Path, webhook: Webhook) -> None:
-    run = start(KILLED)
-    run.fake.services.project.secrets[SECRET] = webhook.url
-    run.fake.services.pubsub.topics[TOPIC] = []
-
-    assert conclude("FAILED", tmp_path, topic=TOPIC) == ""
-
-    ((data, attributes),) = run.fake.services.pubsub.topics[TOPIC]
-    assert attributes == {"pipeline": "toy", "run": "toy-1", "state": "failed"}
-    message = json.loads(data)
-    assert {type(value) for value in message.values()} == {str}
-    assert message["headline"] == "toy failed: train, replica workerpool1-0"
-    assert message["link_run"].startswith("https://console.cloud.google.com/")
-    assert len(webhook.messages) == 1
-
-
-def test_each_channel_that_fails_is_recorded(
-    start: Callable[..., Run], tmp_path: Path, webhook: Webhook, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = start(KILLED)
-    run.fake.services.project.secrets[SECRET] = webhook.url
-    run.fake.services.pubsub.topics[TOPIC] = []
-    run.fake.services.fail("Publish", code_pb2.PERMISSION_DENIED)
-    webhook.status = 404
-
-    lines = conclude("FAILED", tmp_path, topic=TOPIC).splitlines()
-
-    record = RunRecord.read(tmp_path / "runs" / "toy-1")
-    assert lines == [f"{channel}: {why}" for channel, why in record.undelivered.items()]
-    assert record.undelivered["webhook"] == "the webhook did not take the message (status 404)"
-    assert record.undelivered["topic"].startswith(
-        f"cannot publish to {TOPIC}: permission pubsub.topics.publish"
-    )
-    assert "roles/pubsub.publisher" in record.undelivered["topic"]
-    assert len(webhook.messages) == 1
-    assert webhook.url not in capsys.readouterr().out + record.headline() + str(record.as_json())
-
-
-def test_a_topic_that_is_away_for_a_moment_gets_its_message(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = start(KILLED)
-    run.fake.services.pubsub.topics[TOPIC] = []
-    run.fake.services.fail("Publish", code_pb2.UNAVAILABLE, times=2)
-
-    conclude("FAILED", tmp_path, topic=TOPIC)
-
-    assert len(run.fake.services.pubsub.topics[TOPIC]) == 1
-
-
-def test_what_did_not_arrive_is_explained(start: Callable[..., Run]) -> None:
-    start(undelivered="webhook: status 404\ntopic: cannot publish: no: topic")
-
-    assert explained()["undelivered"] == {"webhook": "status 404", "topic": "cannot publish: no: topic"}
-    assert "  not notified  webhook: status 404" in invoke("explain", "toy-1").stdout.splitlines()
 
 
 def test_a_secret_that_cannot_be_read_fails_nothing(
@@ -331,16 +269,3 @@ def test_a_run_that_cannot_be_read_is_recorded_with_what_is_known(
     assert "cannot read the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "The DAG failed"
-
-
-def test_machines_that_were_tried_are_shown_and_in_the_record(start: Callable[..., Run]) -> None:
-    labels = {"machines": "n1-standard-8, SPOT", "location": LOCATION}
-    why = "Resources are insufficient in region: europe-west4"
-    start(tried=[{"resourceUri": "", "labels": labels, "error": {"message": why}}, {"labels": labels}])
-
-    for command in ("status", "explain"):
-        shown = CliRunner().invoke(main, [command, "toy-1"])
-        assert f"n1-standard-8, SPOT: {why}" in shown.output
-        assert "n1-standard-8, SPOT: in use" in shown.output
-    record = json.loads(CliRunner().invoke(main, ["explain", "toy-1", "--json"]).stdout)
-    assert record["machines"] == [{**labels, "ended": why}, {**labels, "ended": ""}]

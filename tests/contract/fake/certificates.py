@@ -29,7 +29,7 @@ HOSTS = (
         f"{service}.googleapis.com"
         for service in (
             *("artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "oauth2"),
-            *("secretmanager", "serviceusage", "bigquery", "bigquerystorage", "pubsub"),
+            *("secretmanager", "serviceusage", "bigquery", "bigquerystorage"),
         )
     ),
 )

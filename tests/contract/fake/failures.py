@@ -28,7 +28,6 @@ _WORDS = {
 }
 #: Permissions that a call's name does not give away.
 _PERMISSIONS = {
-    "Publish": "pubsub.topics.publish",
     "UploadModel": "aiplatform.models.upload",
     "PauseSchedule": "aiplatform.schedules.update",
     "ResumeSchedule": "aiplatform.schedules.update",

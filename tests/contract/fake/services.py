@@ -28,7 +28,6 @@ from tests.contract.fake.project import PROJECT_ROUTES, Project
 from tests.contract.fake.registry import REGISTRY_ROUTES, Registry
 from tests.contract.fake.schedules import Schedules
 from tests.contract.fake.tokens import Tokens
-from tests.contract.fake.topics import TOPIC_ROUTES, Topics
 from tests.contract.fake.tuning_jobs import RunTuning, TuningJobs, even_trials
 
 __all__ = ["PROJECT", "PROJECT_NUMBER", "ApiError", "FakeServices", "Outcome"]
@@ -47,11 +46,10 @@ class FakeServices:
         registry: Artifact Registry.
         logs: Cloud Logging.
         project: What the project is and has.
-        pubsub: Topics of Pub/Sub.
         web_routes: Calls that are plain HTTP.
     """
 
-    web_routes = (*REGISTRY_ROUTES, *PROJECT_ROUTES, *TOPIC_ROUTES)
+    web_routes = (*REGISTRY_ROUTES, *PROJECT_ROUTES)
 
     def __init__(
         self,
@@ -73,11 +71,10 @@ class FakeServices:
         self.registry = Registry()
         self.logs = LogEntries(numbers)
         self.project = Project()
-        self.pubsub = Topics()
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self.registry, self.logs, self.project, self.pubsub),
+            *(self.registry, self.logs, self.project),
         )
 
     @property
