@@ -17,9 +17,8 @@ from shardline.pipelines.cli.gate import gate
 from shardline.pipelines.cli.models import champion, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
-from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
+from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit, upload
 from shardline.pipelines.cli.schedule import schedule
-from shardline.pipelines.cli.upload import upload
 from shardline.pipelines.project.new import KINDS
 from shardline.trainer.base.crash import as_error
 from shardline.trainer.base.errors import EXIT_INTERRUPTED

@@ -130,10 +130,6 @@ def environment_options(
     return environment_flags(with_environment)
 
 
-#: Options of commands that call only the registry.
-registry_options = functools.partial(environment_options, needed=("registry",))
-
-
 def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the platform options to a command as plain values: `settings` (a path or None), and texts."""
     for name, text in reversed(_HELP.items()):

@@ -1,8 +1,9 @@
-"""Commands about runs: submit for the platform; status, cancel, logs and explain for every run."""
+"""Commands about runs: upload and submit for the platform; status, cancel, logs, explain for every run."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import os
@@ -18,6 +19,7 @@ from shardline.components.runs.record import CANCELLED, FAILED, RunRecord
 from shardline.components.text import facts
 from shardline.components.vertex.forms import check_labels
 from shardline.pipelines.cli.options import (
+    PATH,
     PLATFORM_OPTIONS,
     environment_flags,
     environment_options,
@@ -262,6 +264,45 @@ def explain(run: str, as_json: bool, place: Place) -> None:
         found = place.find(run).record()
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
+
+
+@click.command()
+@click.argument("pipeline", type=PATH)
+@click.option(
+    "--tag", "tags", multiple=True, help="Tag for the version; an existing tag is moved. Repeatable."
+)
+@json_option
+@proof_options
+@functools.partial(environment_options, needed=("registry",))
+def upload(
+    pipeline: Path,
+    tags: tuple[str, ...],
+    as_json: bool,
+    environment: Environment,
+    proofs: Proofs,
+) -> None:
+    """Upload PIPELINE, a compiled pipeline, to the registry.
+
+    Its version gets the tags. An existing version is not uploaded again.
+    """
+    from shardline.pipelines.check.checks import refuse_errors
+    from shardline.pipelines.check.pipeline import Aim, Pipeline
+    from shardline.pipelines.remote import upload as registry
+    from shardline.pipelines.spec import parse_pipeline, read_pipeline
+
+    content = read_pipeline(pipeline)
+    spec = parse_pipeline(content, pipeline)
+    refuse_errors(Pipeline(spec, aim=Aim.SENT))
+    registry.check_tags(tags)
+    proof = proofs.describe(content)
+    name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
+    done = registry.upload(address, name, pipeline, tags)
+    lines = [f"{'uploaded' if done.is_new else 'already in the registry:'} {done.url}"]
+    for tag in dict.fromkeys(tags):
+        before = done.moved.get(tag)
+        moved = "already" if before is None else "now"
+        lines.append(f"tag {tag} {moved} points to it{f', no longer to {before}' if before else ''}")
+    show(as_json, {**dataclasses.asdict(done), "url": done.url, "proof": proof}, *lines, f"proof: {proof}")
 
 
 def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:

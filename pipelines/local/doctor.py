@@ -50,8 +50,7 @@ _GIB = 2**30
 _MEMORY = (2 * _GIB, 6 * _GIB)
 _PYTHON = ((3, 11), (3, 13))
 _REPLICAS = 2
-#: At the root of a checkout; an installed package has none.
-_CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+_CONSTRAINTS = Path(__file__).parents[1] / "project" / "template" / "common" / "constraints.txt"
 #: Packages whose versions matter most.
 _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform", "numpy")
 
@@ -102,9 +101,6 @@ def _versions() -> Iterator[Diagnosis]:
         yield warning("packages", found, "pip install 'shardline[local]'")
         return
     versions = ", ".join(f"{name} {installed[name]}" for name in ("tensorflow", "keras", "kfp"))
-    if not _CONSTRAINTS.is_file():
-        yield ok("packages", versions)
-        return
     pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", _CONSTRAINTS.read_text(encoding="utf-8")))
     differing = [
         f"{name} {has} ({pin})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -24,7 +23,6 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.time_split import parse_time
 from shardline.components.text import enumerate_names
-from shardline.pipelines.project.plain_csv import PlainCsv
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSION
 
@@ -119,8 +117,7 @@ def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[st
 
 
 def _inspect_table(path: str, label: str, kind: str) -> Data:
-    is_csv = path.lower().endswith((".csv", ".tsv"))
-    table = open_table(path)[0] if importlib.util.find_spec("pyarrow") or not is_csv else PlainCsv(path)
+    table = open_table(path)[0]
     target = _target(path, label, table.types)
     rows, counts, missing = _count(table)
     unlabelled = max(missing[name] for name in target.columns)

@@ -8,7 +8,6 @@ import keyword
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,13 +96,8 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
             target = directory / path
             written.append(path)
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
-            except OSError:  # part of a project would be in the way of the next try; a .git stays
-                for made in {directory / each.parts[0] for each in written}:
-                    shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
-                raise
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
     return sorted(written)
 
 
@@ -183,6 +177,4 @@ def origin() -> str:
     url, vcs = recorded["url"], recorded.get("vcs_info")
     if vcs:
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    if subdirectory := recorded.get("subdirectory"):
-        url = f"{url}#subdirectory={subdirectory}"
     return f"shardline[local] @ {url}"

@@ -136,10 +136,6 @@ def test_a_name_that_something_else_has_is_refused(tmp_path: Path, name: str, wo
             {"url": "https://example.com/s.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "shardline[local] @ git+https://example.com/s.git@abc",
         ),
-        (
-            {"url": "https://example.com/s.zip", "archive_info": {}, "subdirectory": "sub"},
-            "shardline[local] @ https://example.com/s.zip#subdirectory=sub",
-        ),
     ],
 )
 def test_it_installs_what_has_written_it(

@@ -14,13 +14,10 @@ from PIL import Image
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.columns import open_table
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.project.data import inspect
-from shardline.pipelines.project.plain_csv import PlainCsv
 from shardline.pipelines.spec import load_pipeline
-from shardline.trainer.base.errors import SourceError
 from tests.helpers.markdown import ROOT
 
 #: Rows of a table that has a column for each thing that a column can be.
@@ -170,42 +167,6 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
     assert not Path("project").exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a,b\n1,x\n,\n3,NA\n",
-        "a;b\n1.5;1e-05\nNaN;7\n",
-        "a\tb\n007\t+49\n1\t2\n",
-        "a,b\n99999999999,12E4\n1,2\n",
-        "a,b\n99999999999999999999,1234567890123456789\n1,2.5\n",
-        "a,b\n0x1f,1_000\n1, 2 \n",
-        'a,b\n"x, y","1"\n"line\nbreak",2\n',
-        "a,b\n,\n,\n",
-        "\ufeffa,b\n1,true\n-0.5,inf\n",
-    ],
-)
-def test_types_are_the_same_without_pyarrow(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with_pyarrow, plain = open_table(str(path))[0], PlainCsv(str(path))
-
-    for name in ("types", "gaps", "wide"):
-        assert getattr(plain, name) == getattr(with_pyarrow, name), name
-    names = [*plain.types]
-    assert list(map(str, plain.batches(names))) == list(map(str, with_pyarrow.batches(names)))
-
-
-@pytest.mark.parametrize("text", ["", "a,a\n1,2\n", "a,\n1,2\n", "a,b\n1\n", 'a,b\n"1,2\n', "a,b\n1,\xff\n"])
-def test_csv_that_pyarrow_would_refuse_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text, encoding="latin-1")
-
-    with pytest.raises(SourceError):
-        open_table(str(path))
-    with pytest.raises(SourceError, match=r"t\.csv"):
-        PlainCsv(str(path))
-
-
 def test_what_some_rows_lack_does_not_decide_the_split(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     rows = [
@@ -229,11 +190,3 @@ def test_rows_without_a_label_and_columns_with_a_mistake_end_no_run(tmp_path: Pa
 
     assert parameters["columns"] == {"size": "text"}
     assert (parameters["on_bad_record"], parameters["max_bad_fraction"]) == ("skip", 0.03)
-
-
-def test_pyarrow_is_not_needed_for_csv(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = inspect(str(orders), "price", "")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-    assert inspect(str(orders), "price", "") == known

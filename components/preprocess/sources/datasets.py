@@ -64,7 +64,7 @@ class Tfds:
             tensorflow_internals.import_tensorflow()
             import tensorflow_datasets as tfds
         except ImportError:
-            raise SourceError(f"source 'tfds:{name}' needs: pip install 'shardline[tfds,train]'") from None
+            raise SourceError(f"source 'tfds:{name}' needs: pip install 'shardline[local]'") from None
         self._tfds = tfds
         self._builder = _prepared_builder(tfds, name, data_dir)
         self._image, self._label = _image_and_label(tfds, name, self._builder.info)
