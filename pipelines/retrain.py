@@ -60,13 +60,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         configured = configure_task(
-            settings,
-            source=source,
-            model=model,
-            force=force,
-            continue_run=continue_run,
-            **run_arguments(history_uri),
-            **flat,
+            settings, source=source, model=model, force=force, history_uri=history_uri, **flat
         ).outputs
 
         def train_on(dataset: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import Deploy, ModelUpload
-from shardline.components.runs.tracked import TrackingSettings
+from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
@@ -51,7 +51,7 @@ class Settings:
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
         notify: Notification at the end of a run.
-        tracking: MLflow server that runs log to.
+        tracking: MLflow server that runs are logged to at their end.
     """
 
     image: str
@@ -73,7 +73,7 @@ class Settings:
             raise SettingsError("register.machine_type: these tasks are small; set cpu and memory instead")
         if self.tracking.mlflow_uri and self.notify.emails:
             raise SettingsError(
-                "notify.emails takes the place of the task that ends a run in MLflow, [tracking]"
+                "notify.emails takes the place of the task that logs a run to MLflow, [tracking]"
             )
 
 

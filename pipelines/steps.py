@@ -77,10 +77,7 @@ def component_factory(settings: Settings) -> Callable[..., Any]:
     """Returns a function that makes a component of a function; the image has KFP: tasks install nothing."""
 
     def make(function: Callable[..., Any]) -> Any:
-        component = dsl.component(function, base_image=settings.image, install_kfp_package=False)
-        # It is passed on to all pools of a custom job.
-        component.component_spec.implementation.container.env = settings.tracking.environment
-        return component
+        return dsl.component(function, base_image=settings.image, install_kfp_package=False)
 
     return make
 
@@ -154,7 +151,9 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
         return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
-    return component_factory(settings)(conclude)(
+    component = component_factory(settings)(conclude)
+    component.component_spec.implementation.container.env = settings.tracking.environment
+    return component(
         job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         project=PROJECT,
         notify_when=settings.notify.when,
@@ -179,12 +178,12 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
         base_output_directory: str,
     ) -> dsl.Model:
         """Trains on a dataset, validates the exported model, and registers it if it is blessed."""
-        job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-        trained = train_op(
-            dataset=dataset, training=training, base_output_directory=base_output_directory, job_name=job_name
-        )
+        trained = train_op(dataset=dataset, training=training, base_output_directory=base_output_directory)
         validated = export_validate_op(
-            dataset=dataset, model=trained.outputs["model"], gate=gate, job_name=job_name
+            dataset=dataset,
+            model=trained.outputs["model"],
+            gate=gate,
+            job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         )
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             _register(settings, validated, gate, labels={"pipeline": name})

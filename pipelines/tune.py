@@ -62,7 +62,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         # Without a comparison with earlier runs.
-        once = {**run_arguments(""), "force": False}
+        once = {"history_uri": "", "force": False}
         configured = configure_task(settings, source=source, model=model, **once, **flat).outputs
         # The same source string may hold other data tomorrow: a cached result would be stale.
         component_op = on_machine(settings, settings.preprocess.uncached())(preprocess)
@@ -74,16 +74,14 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             gate=configured["gate"],
             **run_arguments(""),
         )
-        replica = {"image_uri": settings.image, "env": settings.tracking.environment}
         planned = component(plan_study)(
             study=study,
             max_trial_count=max_trial_count,
             trial_epochs=trial_epochs,
-            worker_pool_specs=settings.train.cluster.specs(replica),
+            worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.tags},
             dataset=dataset,
             training=configured["training"],
-            job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         ).after(rehearsed)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         tuned = tuning_job(job_arguments(settings))(**fields)

@@ -35,7 +35,6 @@ from shardline.trainer.loop.optimizers import learning_rates
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import RunPlan, TrainingRun, Watchdog
-from shardline.trainer.loop.tracking import Tracking
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
@@ -171,10 +170,9 @@ def fit(
         run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
         _check_same_call(run, model, validation)
         others = [callback for callback in chosen if callback not in backups]
-        with Tracking() as tracking:
-            with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
-                history = _train(run, model, others, validation, sigterm, int(initial_epoch), shown, tracking)
-            run.collectives.barrier()
+        with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
+            history = _train(run, model, others, validation, sigterm, int(initial_epoch), shown)
+        run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
             for backup in backups:  # BackupAndRestore removes its checkpoints after training
                 if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == run.checkpoints:
@@ -257,13 +255,12 @@ def _train(
     sigterm: Any,
     initial_epoch: int,
     verbose: int,
-    tracking: Tracking,
 ) -> keras.callbacks.History:
     counters = Counters(run.replicas)
     history = keras.callbacks.History()
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief and not has_bar else []
-    hooks = Hooks(run, [*callbacks, history], [*bars, tracking])
+    hooks = Hooks(run, [*callbacks, history], bars)
     with run.strategy.scope():
         weigh_output_losses(model)
 
@@ -280,8 +277,6 @@ def _train(
     training = Training(
         run, model, hooks, beginning, engine, counters=counters, preemption=sigterm, verbose=verbose
     )
-    if run.cluster.is_chief:
-        tracking.begin(run, run.checkpoints or run.settings.model, training)
     training.run()
     return history
 

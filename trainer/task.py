@@ -102,7 +102,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def run(settings: TrainSettings, pipeline: str | None = "") -> dict[str, float]:
+def run(settings: TrainSettings) -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
     cluster = read_cluster(os.environ)  # raises its errors before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads, which must not receive the signal.
@@ -116,7 +116,7 @@ def run(settings: TrainSettings, pipeline: str | None = "") -> dict[str, float]:
         tensorflow_internals.import_tensorflow()
         from shardline.trainer.train import train  # after the settings have been checked
 
-        return train(settings, os.environ, preemption, pipeline)
+        return train(settings, os.environ, preemption)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import ModelError, ShardlineError
-from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE, TrainSettings, output_dirs
+from shardline.trainer.base.settings import TrainSettings, output_dirs
 from shardline.trainer.checkpoint.identity import Identity, IdentityRecord, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
@@ -35,7 +35,6 @@ from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
-from shardline.trainer.loop.tracking import Tracking
 from shardline.trainer.models import saving
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -43,13 +42,10 @@ from shardline.trainer.models.interface import Interface, read_interface
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def train(
-    settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption, pipeline: str | None = ""
-) -> Logs:
+def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
     """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
-    `pipeline` is the name of the pipeline's run, "" for none, None to log nothing. Returns the metrics of the
-    last epoch, the same on every replica that trains; empty on any other.
+    Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
@@ -89,8 +85,7 @@ def train(
                 _evaluate(run)
                 return {}
             stack.enter_context(run.watchdog)
-            tracking = Tracking({} if pipeline is None else environ, pipeline or "")
-            logs = _train(run, preemption, stack.enter_context(tracking))
+            logs = _train(run, preemption)
         # A peer that ends early would look lost to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
@@ -113,7 +108,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         raise run.peers.explain(error.__cause__) or error from error.__cause__
 
 
-def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
+def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.input_pipeline("train")
     prepared = run.preparation()
@@ -130,7 +125,7 @@ def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
         return make_engine(run, model, feed, validation, position)
 
     chosen = make_callbacks(run)
-    hooks = Hooks(run, chosen, [*chief_reports(run, counters), tracking])
+    hooks = Hooks(run, chosen, chief_reports(run, counters))
     record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
     beginning = ResumePoint(
         run.manifest.fingerprint, record, saving.adapted_layers(model, numbers=settings.evaluator)
@@ -147,11 +142,10 @@ def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
     if chief:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record)
-        tracking.begin(run, run.dirs.model, training)
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
     with alive if settings.evaluator and chief else contextlib.nullcontext():
         training.run()
-        _finish(run, model, training, tracking)
+        _finish(run, model, training)
     return training.logs
 
 
@@ -208,7 +202,7 @@ def _assemble(
     return model, interface
 
 
-def _finish(run: DatasetRun, model: keras.Model, training: Training, tracking: Tracking) -> None:
+def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     """Saves the model and, on the chief, its metrics. A collective; only the chief's copy is kept."""
     position, logs, checkpoints = training.position, training.logs, training.checkpoints
     checkpoints.check_writer()
@@ -223,7 +217,5 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training, tracking: T
         if not_finite := [name for name, value in metrics.items() if value is None]:
             progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
-        tracked = SETTINGS_FILE, HISTORY_FILE, saving.METRICS_FILE
-        tracking.files(*(run.dirs.model / name for name in tracked))
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from shardline.components.model_store.catalog import champion_directory
-from shardline.components.runs import tracked
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
+from shardline.components.runs.mlflow_log import log_run
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.client import Platform, read_secret
 from shardline.components.vertex.forms import SECRET
@@ -129,7 +129,7 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    tracked.end(job_name, run)
+    log_run(job_name, run)
     settings = NotifySettings(**notify)
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)

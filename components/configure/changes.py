@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ from shardline.components.model_store.champions import check_champion, published
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
-from shardline.components.runs import tracked
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_installed
@@ -182,8 +180,6 @@ def detect_changes(
     force: bool,
     scheduled: str,
     created: str,
-    job_name: str,
-    continue_run: str = "",
     **settings: Any,
 ) -> Configured:
     """Compares data, settings and code with those of the last run in the history.
@@ -212,8 +208,7 @@ def detect_changes(
         check_champion(gate.champion_uri)
 
     def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
-        configured = Configured(changed, source, digest, reason, state, blessed, **objects)
-        return _track(configured, settings, job_name, continue_run)
+        return Configured(changed, source, digest, reason, state, blessed, **objects)
 
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
@@ -233,17 +228,6 @@ def detect_changes(
     known = content.known_by and not force and not start
     key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
     return result(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
-
-
-def _track(result: Configured, settings: Mapping[str, Any], run: str, continued: str) -> Configured:
-    """Logs to MLflow the parameters of a run, and why it trains or not."""
-    data = json.loads(result.state)["data"] if result.state else {}
-    why = {"changes": result.reason} if result.changed else {"verdict": "unchanged", "reason": result.reason}
-    known = {"source fingerprint": f"{data['digest']} ({data['text']})"} if data else {}
-    continues = Path(continued.rstrip("/").removesuffix("/checkpoints")).name
-    tags = methodcaller("tags", {"source": result.source, **known, **why})
-    tracked.log(run, methodcaller("parameters", settings), tags, continues=continues)
-    return result
 
 
 def _digest(content: Fingerprint, state: State) -> str:

@@ -46,8 +46,6 @@ def configure(
     force: bool = False,
     scheduled: str = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
     created: str = dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
-    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
-    continue_run: str = "",
     {settings},
 ) -> NamedTuple(
     "Outputs",
@@ -73,8 +71,6 @@ def configure(
         force: Whether to train without any change.
         scheduled: Time for which the run was scheduled, RFC 3339; any other text without a schedule.
         created: Time at which the run was created, RFC 3339.
-        job_name: Name of the run.
-        continue_run: Run that this one continues, or the directory of its checkpoints; "" for none.
 
     Returns:
         changed: Whether the run trains.

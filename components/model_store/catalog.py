@@ -191,13 +191,9 @@ def open_store(champion: str | os.PathLike[str]) -> Store:
     """Returns the model store at a path or URI; a bucket is used through the storage client.
 
     Where SHARDLINE_GCS_ROOT replaces the mount, a bucket is a directory there. Raises SettingsError when that
-    directory is missing, or a URI names no bucket or is of MLflow's registry.
+    directory is missing, or a URI names no bucket.
     """
     uri = os.fspath(champion)
-    if uri.startswith("models:/"):
-        raise SettingsError(
-            f"{uri}: MLflow's registry is a copy of a model store; give its directory or gs:// URI"
-        )
     if not uri.startswith(_BUCKET_PREFIXES):
         return DiskBackend(Path(uri))
     if os.environ.get(files.GCS_ROOT_VARIABLE):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, catalog, champions, mlflow_registry
+from shardline.components.model_store import Export, catalog, champions
 from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.progress import fact, report
 
@@ -43,7 +43,6 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
         status = "is the champion"
     report("register", f"version {published.version} {status}")
     fact("champion", champions.version_location(champion_uri, published.version))
-    mlflow_registry.mirror_champion(champion_uri)
 
 
 def copy_saved_model(exported: Path, target: Path) -> None:

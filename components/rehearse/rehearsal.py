@@ -18,8 +18,6 @@ from shardline.components.configure.changes import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
-from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.runs import tracked
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, progress
@@ -64,7 +62,6 @@ def rehearse_run(
     manifest = manifests.load_whole(Path(dataset.path))
     if history.get("history_uri"):  # before the checks: a refused run leaves the dataset for the next one
         record_dataset(history["history_uri"], history["fingerprint"], dataset.uri)
-    tracked.log_dataset(job_name, manifest, lambda: render_card(Path(dataset.path), manifest))
     directory = champion_directory(base)
     advice = "give the run's service account access to it, or another base_output_directory"
     with crash.output_errors(f"write to {base}", advice):
@@ -162,7 +159,7 @@ def rehearse(
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
-            task.run(_one_step(settings, few, model, sample), pipeline=None)
+            task.run(_one_step(settings, few, model, sample))
             _judge(model, few, sample, training.model, gate)
     progress.report(
         _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"

@@ -82,6 +82,7 @@ class RunRecord:
         metrics: Metrics of the exported model on the test split.
         data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
         links: URLs, gs:// or paths by name.
+        training: Directory of the trained model, with history.csv; "" without one.
         explanation: Explanation of the failure; None where the run has not failed.
         parameters: Parameters of the pipeline, on this machine with their defaults.
         task_s: Seconds of each task that has succeeded on the platform, by name.
@@ -107,6 +108,7 @@ class RunRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
+    training: str = ""
     explanation: Explanation | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     task_s: Mapping[str, float] = field(default_factory=dict)
@@ -234,11 +236,13 @@ class TaskOutputs:
 
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     """Returns the fields of a `RunRecord` that follow from the outputs of tasks, such as its verdict."""
-    found: dict[str, Any] = {"verdict": "", "reason": ""}
+    found: dict[str, Any] = {"verdict": "", "reason": "", "training": ""}
     found |= {name: {} for name in ("metrics", "data", "links")}
     for task in tasks:
         if "fingerprint" in (data := task.artifacts.get("dataset", {})):
             found["data"] = data
+        if "model_function" in task.artifacts.get("model", {}):
+            found["training"] = task.uris.get("model", "")
         if task.parameters.get("changed") is False:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
         blessed = task.artifacts.get("exported", {}).get("blessed")

@@ -26,7 +26,6 @@ def train(
     dataset: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
     training: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> None:
     """Trains a compiled Keras model: the same program on the chief and every worker of a CustomJob.
 
@@ -34,11 +33,10 @@ def train(
         dataset: Dataset directory with its manifest.
         model: Receives model.keras, metrics.json, history.csv and settings.json.
         training: Fields of `components.train.settings.TrainingSettings`.
-        job_name: Name of the run.
     """
     from shardline.components.train.replica import run
 
-    run(dataset=dataset, model=model, training=training, pipeline=job_name)
+    run(dataset=dataset, model=model, training=training)
 
 
 def custom_job(

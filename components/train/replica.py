@@ -10,7 +10,6 @@ from typing import Any
 
 from kfp import dsl
 
-from shardline.components.runs import tracked
 from shardline.components.train.settings import TrainingSettings
 from shardline.trainer import task
 from shardline.trainer.base.deserialize import read
@@ -26,12 +25,11 @@ def run(
     model: dsl.Model,
     training: Mapping[str, Any],
     tuned: Mapping[str, Any] | None = None,
-    pipeline: str = "",
 ) -> None:
     """Trains on this replica and fills in the metadata of the model artifact.
 
-    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name; `pipeline` is
-    the name of the run. A user error is printed in one line and ends the process with `EXIT_BAD_INPUT`.
+    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A user error
+    is printed in one line and ends the process with `EXIT_BAD_INPUT`.
     """
     with exit_on_error("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
@@ -40,10 +38,8 @@ def run(
             split = manifests.load(Path(dataset.path)).splits.get("train")
             share = split.records // read_cluster(os.environ).num_workers if split else 0
             default = max(1, min(TrainSettings.per_replica_batch_size, share))
-        tracked.sign_in()
         metrics = task.run(
-            settings.trainer_settings(dataset=dataset.path, model_dir=model.path, default_batch_size=default),
-            pipeline,
+            settings.trainer_settings(dataset=dataset.path, model_dir=model.path, default_batch_size=default)
         )
     # Metadata holds no numbers per class, and JSON none that are not finite.
     shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}

@@ -25,7 +25,6 @@ def plan_study(
     dataset: dsl.Input[dsl.Dataset],
     trials: dsl.Output[dsl.Artifact],
     training: dict,  # type: ignore[type-arg]
-    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Outputs",
     [
@@ -49,7 +48,6 @@ def plan_study(
         dataset: Dataset directory with its manifest.
         trials: Receives a directory for each trial.
         training: Fields of `components.train.settings.TrainingSettings`.
-        job_name: Name of the run.
 
     Returns:
         The tuning job's fields: numbers, and texts with JSON, which no step on the way can change.
@@ -66,7 +64,6 @@ def plan_study(
             base_output_directory=trials.uri,
             labels=job_labels,
             max_trial_count=max_trial_count,
-            pipeline=job_name,
         )
 
 

@@ -224,7 +224,6 @@ def plan(
     base_output_directory: str,
     labels: Mapping[str, str],
     max_trial_count: int,
-    pipeline: str = "",
 ) -> TuningJob:
     """Returns the fields of a tuning job; the arguments are those of the component `plan_study`.
 
@@ -235,7 +234,6 @@ def plan(
     check_tuned(searched.types, settings.train_options)
     reporting = settings.with_tuned({"tuning_metric": searched.metric})
     arguments = {"dataset": dataset, "training": vars(reporting), "parameters": searched.types}
-    arguments["pipeline"] = pipeline
     argument = json.dumps(arguments, ensure_ascii=False)
     check_text("a parameter of the training", argument)
     pools: list[Any] = restore_integers({"pools": list(worker_pool_specs)})["pools"]
@@ -266,7 +264,7 @@ def main(argument: str, flags: Sequence[str]) -> None:
     with exit_on_error("train"):
         tuned = read_flags(flags, trial["parameters"])
     dataset, model = dsl.Dataset(uri=trial["dataset"]), dsl.Model(uri="")
-    run(dataset=dataset, model=model, training=trial["training"], tuned=tuned, pipeline=trial["pipeline"])
+    run(dataset=dataset, model=model, training=trial["training"], tuned=tuned)
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:

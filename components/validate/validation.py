@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
-from shardline.components.model_store import Export, catalog, mlflow_registry
-from shardline.components.runs import tracked
+from shardline.components.model_store import Export, catalog
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
@@ -220,12 +218,6 @@ def validate_artifacts(
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log_metrics(evaluation, metrics, confusion)
-    tags = {"verdict": ("not blessed", "blessed")[blessed], "reason": outcome.blessing.explain()}
-    if outcome.blessing.blocked_by:
-        tags["blocked by"] = ", ".join(outcome.blessing.blocked_by)
-    figures = {f"{evaluation.split}/{key}": each for key, each in evaluation.metrics.items()}
-    pages = [methodcaller("file", path) for kind in ("html", "md", "json") for path in out.glob(f"*.{kind}")]
-    tracked.log(run, methodcaller("tags", tags), methodcaller("metrics", figures), *pages)
     curves = [curve for part in evaluation.each for curve in part.roc]
     # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
     sliced.metadata["evaluationSlices"] = [
@@ -237,7 +229,6 @@ def validate_artifacts(
     ]
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
-    mlflow_registry.log_model(out, run)
     return blessed, evaluation.quality
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ from shardline.pipelines.cli.options import (
     show,
 )
 from shardline.pipelines.local.terminal import foreground
-from shardline.trainer.base import progress
 
 if TYPE_CHECKING:
     from shardline.components.model_store.catalog import Version
@@ -137,26 +135,7 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **poli
     return replace(gate, **{name: policy for name, policy in policies.items() if policy})
 
 
-def _read_tracking(_: click.Context, option: click.Parameter, settings: Path | None) -> None:
-    """Sets MLflow's variables to the table [tracking] of the settings, unless they name a server."""
-    from shardline.components.runs.tracked import TrackingSettings
-    from shardline.pipelines.tables import read_table
-    from shardline.trainer.base.tracking import URI_VARIABLE
-
-    if not os.environ.get(URI_VARIABLE):
-        table = read_table(settings, "tracking", TrackingSettings)
-        os.environ.update(TrackingSettings(**table).environment)
-
-
 _NEVER = "never the champion"
-_tracking_option = click.option(
-    "--settings",
-    type=PATH,
-    expose_value=False,
-    callback=_read_tracking,
-    help="Settings file (TOML), whose [tracking] names the MLflow server that follows the champion.  "
-    "[default: settings.toml in a project]",
-)
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")
 
 
@@ -229,7 +208,6 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
     metavar="REASON",
     help="Promote a version that the gate blocked; its record keeps REASON.",
 )
-@_tracking_option
 @json_option
 def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     """Make VERSION the champion in CHAMPION_URI.
@@ -251,7 +229,6 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     metavar="VERSION",
     help="Version to go back to.  [default: the one that the champion replaced]",
 )
-@_tracking_option
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
     """Make the version that the champion replaced the champion again."""
@@ -283,12 +260,8 @@ def prune(directory: str, keep: int, as_json: bool) -> None:
 
 
 def _tell(directory: str, present: Version, as_json: bool) -> None:
-    from shardline.components.model_store.mlflow_registry import mirror_champion
-
     words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
-    with progress.sink(lambda event: click.echo(progress.render(event), err=True)):
-        mirror_champion(directory)
 
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:

@@ -181,6 +181,7 @@ def train(
 
     TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
+    from shardline.components.runs.mlflow_log import log_training
     from shardline.components.text import print_rows
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
@@ -209,6 +210,7 @@ def train(
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
     model = Path(given.model_dir)
+    log_training(model)
     own = ["--model-function", given.model] if ":" in given.model else []
     judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]
     print_rows([("next", "judge the model on the test split:"), ("", shlex.join(judge))], sys.stdout)

@@ -6,21 +6,19 @@ import contextlib
 import datetime
 import math
 import os
-import re
 import select
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.runs import tracked
 from shardline.components.runs.directory import TASK_INDENT, blessing, running_task
 from shardline.components.runs.logs import KfpLines, split_replica
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
@@ -307,10 +305,6 @@ def _end_run(
     rows = run_directory.outcome(texts, state, blessed, can_continue=not is_user_error)
     summary.print_rows(rows, stream)
     run_directory.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
-    if state == CANCELLED:  # no exit task has run; kfp.local has named the run, and tasks have printed it
-        pattern = rf"/outputs/({run_directory.record.pipeline}-[\d-]+)/"
-        if found := re.search(pattern, run.log.read_text(encoding="utf-8", errors="replace")):
-            tracked.end(found[1], replace(run_directory.record, state=state))
     return blessed
 
 

@@ -155,9 +155,8 @@ def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spe
         if "componentInputParameter" in value
     }
 
-    # continue_run names the run whose record in MLflow goes on, and is not compared.
-    assert parameters - looked == {"preprocess_processes", "preprocess_tasks"}
+    assert parameters - looked == {"continue_run", "preprocess_processes", "preprocess_tasks"}
     # Each under its own name.
     names = {name for name in configure.__annotations__ if name != "return"}
     assert looked <= names
-    assert names - looked == {"scheduled", "created", "job_name", "readers"}
+    assert names - looked == {"scheduled", "created", "readers"}

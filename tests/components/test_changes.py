@@ -63,12 +63,11 @@ def known_as(found):
     return last if key == "run" else key
 
 
-def look(history, source, job="run-2", **settings):
+def look(history, source, **settings):
     of_the_run = {"force": False, "scheduled": "", "created": "2026-11-20T06:00:00Z"}
     return configure(
         **{
             "history_uri": str(history),
-            "job_name": job,
             "source": str(source),
             **of_the_run,
             **SETTINGS,
@@ -100,7 +99,7 @@ def record(history, found, exported, job="run-1", champion=""):
 
 def train(history, source, tmp_path, **settings):
     """A run from its first step to its last."""
-    found = look(history, source, job="run-1", **settings)
+    found = look(history, source, **settings)
     assert found.changed
     record(history, found, export(tmp_path / "exported"))
     return found
@@ -206,7 +205,7 @@ def test_what_is_unchanged_is_compared_with_no_more(photos, history, tmp_path):
     look(history, f"images:{photos}")
 
     assert json.loads((history / "latest.json").read_text())["run"] == "run-1"
-    third = look(history, f"images:{photos}", job="run-3")
+    third = look(history, f"images:{photos}")
     assert third.reason.endswith("are those of run-1")
 
 

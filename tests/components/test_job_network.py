@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -196,25 +195,3 @@ def test_a_download_that_fails_names_the_setting_that_lets_it(
     with pytest.raises(ProcessFailedError, match=f"{words}no network but loopback.*--network host") as caught:
         run_job(make_job(_DOWNLOAD.format(end=end), disable_retries=True), tmp_path)
     assert caught.value.exit_code == exit_code
-
-
-def test_a_job_without_a_network_is_passed_connections_to_one_server(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-
-    def ask() -> list[int]:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            return socket.recv_fds(client, 1, 1)[1]
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with network.pass_connections(path, server.getsockname()):
-            (descriptor,) = ask()
-            accepted, _ = server.accept()
-            with accepted, socket.socket(fileno=descriptor) as passed:
-                passed.settimeout(5.0)
-                accepted.sendall(b"hello")
-                assert passed.recv(5) == b"hello"
-            server.close()
-            assert ask() == []  # the server is away
-        with pytest.raises(ConnectionRefusedError):
-            ask()

@@ -196,8 +196,8 @@ def test_another_schema_is_another_run(tmp_path: Path, schema: str) -> None:
     times = {"scheduled": "", "created": "2026-01-31T09:15:00Z"}
 
     def found(path: str) -> Any:
-        history = {"history_uri": str(tmp_path / "history"), "job_name": "a"}
-        return detect_changes(**history, force=False, **times, **{**given, "schema": path})
+        history = str(tmp_path / "history")
+        return detect_changes(history_uri=history, force=False, **times, **{**given, "schema": path})
 
     def key() -> str:
         return found(schema).fingerprint.rpartition("-")[0]

@@ -20,7 +20,7 @@ from shardline.pipelines.local.process import start
 from shardline.pipelines.local.process.environment import own_environment
 from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.start import Launch
-from shardline.trainer.base import progress, tracking
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
@@ -41,7 +41,6 @@ def make_launches(
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **({tracking.SOCKET_VARIABLE: str(temporary / "mlflow")} if namespaces else {}),
             **own_environment(log_directory, {"TMPDIR": str(temporary), **cluster.variables(pool)}),
             **cluster.environment(job, member, addresses, job_id),
             SECRET_VARIABLE: secret,

@@ -16,10 +16,10 @@ from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
 from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, make_launches
 from shardline.pipelines.local.process import processes, start
-from shardline.pipelines.local.process.network import NO_NETWORK, job_network, pass_connections
+from shardline.pipelines.local.process.network import NO_NETWORK, job_network
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.pipelines.local.record import History
-from shardline.trainer.base import progress, tracking
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.base.progress import Event
 
@@ -72,15 +72,11 @@ def run_job(
         processes.scratch_directory() as temporary,
     ):
         launches = make_launches(job, shared, temporary, log_directory)
-        server = tracking.server_address(launches[names[0]].env.get(tracking.URI_VARIABLE, ""))
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
         progress.report(topic, f"starting {', '.join(names)}")
         with (
             history.recorded(log_directory, topic),
-            pass_connections(temporary / "mlflow", server)
-            if shared[1] and server[0]
-            else contextlib.nullcontext(),
             start.fork_server_for(list(launches.values())) as forks,
         ):
 

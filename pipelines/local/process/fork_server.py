@@ -76,7 +76,7 @@ def import_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name not in _IGNORED_VARIABLES and not name.startswith(("SHARDLINE_", "MLFLOW_"))
+        if name not in _IGNORED_VARIABLES and not name.startswith("SHARDLINE_")
     }
 
 

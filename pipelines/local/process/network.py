@@ -11,12 +11,9 @@ import fcntl
 import os
 import re
 import socket
-import socketserver
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from shardline.pipelines.local.process import namespace, processes
 from shardline.trainer.base import progress
@@ -93,23 +90,6 @@ def job_network(
                 f"{ports}): their clients read and write files as you; close them with a firewall ({hint})",
             )
         yield reserved, ()
-
-
-@contextlib.contextmanager
-def pass_connections(path: Path, server: tuple[str, int]) -> Iterator[None]:
-    """Passes connections to a server, no other, through a Unix socket into networks with loopback only."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with contextlib.suppress(OSError), socket.create_connection(server, 10.0) as made:
-                socket.send_fds(self.request, [b"."], [made.fileno()])
-
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # a path that is too long: the server is not reached
-            listener = held.enter_context(socketserver.UnixStreamServer(str(path), Handler))
-            threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
-            held.callback(listener.shutdown)
-        yield
 
 
 def isolation_unavailable() -> str:

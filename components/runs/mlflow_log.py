@@ -1,0 +1,167 @@
+"""Log of a run in MLflow: what it has left is logged when it has ended, by MLflow's own client.
+
+Nothing is imported where MLFLOW_TRACKING_URI is not set; a server that is away costs a line and ten seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
+from shardline.components.vertex.client import read_secret
+from shardline.components.vertex.forms import SECRET, Form
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.progress import report
+from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE
+
+#: Environment variables: server and token, MLflow's own, and the name of the secret that holds the token.
+URI_VARIABLE, TOKEN_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"
+SECRET_VARIABLE = "SHARDLINE_MLFLOW_TOKEN_SECRET"
+#: Tag with the name of the run, by which a repeated log finds its run.
+NAME_TAG = "shardline.run"
+_TIMEOUT, _UPLOAD_TIMEOUT_S = "MLFLOW_HTTP_REQUEST_TIMEOUT", 300
+# MLflow's client prints nothing, and does not retry.
+_OPTIONS = {
+    _TIMEOUT: "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+}
+# What MLflow takes in no name, and the longest value of a parameter or tag.
+_OTHER, _MAX_VALUE = re.compile(r"[^\w/. -]"), 5000
+_URI = Form(
+    r"https?://[^@/?#\s]+(/[^@?#\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    """The MLflow server that runs are logged to, [tracking]; settings/vertex.toml.example has the fields."""
+
+    mlflow_uri: str = ""
+    experiment: str = ""
+    token_secret: str = ""
+
+    def __post_init__(self) -> None:
+        # Neither is repeated in a message: it may be a secret.
+        if any(vars(self).values()) and not _URI.fits(self.mlflow_uri):
+            raise SettingsError(f"mlflow_uri must be {_URI.description}")
+        if self.token_secret and not SECRET.fits(self.token_secret):
+            raise SettingsError(f"token_secret must be {SECRET.description} that holds the token")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the task that logs."""
+        names = URI_VARIABLE, "MLFLOW_EXPERIMENT_NAME", SECRET_VARIABLE
+        return {name: value for name, value in zip(names, vars(self).values(), strict=True) if value}
+
+
+def log_run(name: str, run: RunRecord) -> None:
+    """Logs a pipeline's run that has ended; `name` is its own."""
+    status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(run.state, "KILLED")
+    links = (f"{key}: {link}" for key, link in run.links.items())  # the page makes links of addresses
+    tags = {
+        "mlflow.note.content": "\n\n".join([run.headline(), *links]),
+        **{key: value for key in ("verdict", "reason") if (value := getattr(run, key))},
+        **dict(run.explanation.rows() if run.explanation else ()),
+    }
+    tests = {f"test/{key}": value for key, value in run.metrics.items()}
+    _log(name, status, run.parameters, tags, tests, run.data, run.training, run.links.get("model", ""))
+
+
+def log_training(directory: Path) -> None:
+    """Logs a training without a pipeline that has ended; `directory` is that of its model."""
+    _log(str(directory.absolute()), "FINISHED", training=str(directory))
+
+
+def _log(
+    name: str,
+    status: str,
+    parameters: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    data: Mapping[str, Any] | None = None,
+    training: str = "",
+    exported: str = "",
+) -> None:
+    """Logs to the MLflow run of this name, which is made where there is none."""
+    if not (uri := os.environ.get(URI_VARIABLE)):
+        return
+    for variable, value in _OPTIONS.items():
+        os.environ.setdefault(variable, value)
+    try:
+        if (secret := os.environ.get(SECRET_VARIABLE)) and not os.environ.get(TOKEN_VARIABLE):
+            os.environ[TOKEN_VARIABLE] = read_secret(secret)
+        import mlflow
+
+        quote = '"' if "'" in name else "'"  # nothing in it can be escaped
+        wanted = f"tags.`{NAME_TAG}` = {quote}{name}{quote}"
+        found = mlflow.search_runs(filter_string=wanted, max_results=1, output_format="list")
+        own = {NAME_TAG: name, **{_key(key): value[:_MAX_VALUE] for key, value in (tags or {}).items()}}
+        mlflow.start_run(found[0].info.run_id if found else None, run_name=name, tags=own)
+        try:
+            settings = {**_read_settings(training), **(parameters or {})}
+            given = {_key(key): value for key, value in settings.items() if value not in ("", (), [], {})}
+            mlflow.log_params({key: str(value)[:_MAX_VALUE] for key, value in given.items()})
+            mlflow.log_metrics({_key(key): value for key, value in (metrics or {}).items()})
+            if data:
+                _log_dataset(data, settings)
+            if training:
+                _log_epochs(files.local_path(training))
+            os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
+            if exported:
+                mlflow.log_artifacts(str(files.local_path(exported)), "model")
+        finally:
+            mlflow.end_run(status)
+    except Exception as error:  # MLflow raises its own, and those of requests
+        cause = " ".join(str(error).rpartition("(Caused by ")[2].split())[:300]
+        hint = ": pip install 'shardline[mlflow]'" if isinstance(error, ImportError) else ""
+        line = f"warning: cannot log to MLflow at {uri}: {cause}{hint}"
+        report("tracking", re.sub(r"//[^/\s]*@", "//", line))  # without the password of an address
+
+
+def _key(name: str) -> str:
+    return _OTHER.sub("_", name)[:250]
+
+
+def _read_settings(training: str) -> Mapping[str, Any]:
+    path = files.local_path(training) / SETTINGS_FILE
+    return files.read_json(path, SettingsError) if training else {}
+
+
+def _log_dataset(data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Logs a dataset as the run's input; `data` is the metadata of its artifact."""
+    import mlflow
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source, fingerprint = str(settings.get("source", "dataset")), str(data.get("fingerprint", ""))
+    digest = fingerprint.removeprefix("sha256:")[:36]  # MLflow takes no more
+    profile = json.dumps(data, default=str)
+    dataset = Dataset(source[:500], digest, "local", json.dumps({"uri": source}), profile=profile)
+    inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
+    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, inputs)
+
+
+def _log_epochs(directory: Path) -> None:
+    """Logs the metrics of each epoch at the time of its end, and the files that a training has left."""
+    import mlflow
+
+    path = directory / HISTORY_FILE
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    time = path.stat().st_mtime
+    for row in reversed(rows):
+        values = {key: json.loads(text) for key, text in row.items() if text}
+        numbers = {_key(key): value for key, value in values.items() if isinstance(value, int | float)}
+        mlflow.log_metrics(numbers, step=int(numbers.pop("epoch")), timestamp=int(time * 1000))
+        time -= values["seconds"]
+    for kept in (SETTINGS_FILE, HISTORY_FILE):
+        mlflow.log_artifact(str(directory / kept), "training")

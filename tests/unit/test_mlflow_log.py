@@ -1,0 +1,153 @@
+"""Log of a run in MLflow: its settings, and a server that takes nothing."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shardline.components.runs import mlflow_log
+from shardline.components.runs.mlflow_log import SECRET_VARIABLE, TOKEN_VARIABLE, TrackingSettings, log_run
+from shardline.components.runs.record import RunRecord
+from shardline.pipelines import settings as environments
+from shardline.pipelines.compile import compile_pipeline
+from shardline.trainer.base.errors import PlatformError, SettingsError
+from tests.helpers.replicas import ROOT, free_ports
+
+SECRET = "projects/my-project/secrets/mlflow/versions/latest"
+TRACKING = TrackingSettings(
+    mlflow_uri="https://mlflow.corp:8443/ml", experiment="digits", token_secret=SECRET
+)
+RUN = RunRecord(name="a", pipeline="retrain", state="succeeded", parameters={"epochs": 3})
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*mlflow_log._OPTIONS, mlflow_log.URI_VARIABLE, TOKEN_VARIABLE, SECRET_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Server that answers no request, as one that knows no password of this client."""
+
+    def do_POST(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b"You are not authenticated")
+
+    do_GET = do_POST
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def logged(uri: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """Logs a run, and returns the only line."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    began = time.monotonic()
+    log_run("retrain-a", RUN)
+    assert time.monotonic() - began < 15
+    output, errors = capfd.readouterr()
+    assert (output.count("\n"), errors) == (1, "")
+    assert output.startswith("tracking: warning: cannot log to MLflow at ")
+    assert "secret" not in output
+    return output
+
+
+def test_without_the_variable_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    log_run("retrain-a", RUN)
+
+
+def test_a_server_that_is_away_costs_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = free_ports(1)[0]
+    line = logged(f"http://user:secret@127.0.0.1:{port}", monkeypatch, capfd)
+    assert f"http://127.0.0.1:{port}: " in line
+    assert "Connection refused" in line
+
+
+def test_a_server_that_does_not_answer_costs_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert "timed out" in logged(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch, capfd)
+
+
+def test_a_wrong_password_is_reported_and_not_shown(
+    refusing: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "401" in logged(f"http://user:secret@127.0.0.1:{refusing}", monkeypatch, capfd)
+
+
+def test_a_missing_client_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert "pip install 'shardline[mlflow]'" in logged("http://127.0.0.1:9", monkeypatch, capfd)
+
+
+def test_the_token_is_read_from_its_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> str:
+        raise PlatformError(f"cannot read {name}: permission denied")
+
+    monkeypatch.setattr(mlflow_log, "read_secret", refuse)
+    monkeypatch.setenv(SECRET_VARIABLE, "projects/p/s")
+    assert "cannot read projects/p/s: permission denied" in logged("http://127.0.0.1:9", monkeypatch, capfd)
+
+
+def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:
+    local = environments.load(ROOT / "settings" / "local.toml")
+    spec = yaml.safe_load(compile_pipeline(replace(local, tracking=TRACKING), None))
+    found = {
+        name: [item["name"] for item in executor["container"].get("env", ())]
+        for name, executor in spec["deploymentSpec"]["executors"].items()
+        if "MLFLOW" in str(executor)
+    }
+    assert found == {"exec-conclude": ["MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", SECRET_VARIABLE]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mlflow_uri": "https://me:hunter2@mlflow.corp"}, "a token's secret is token_secret"),
+        ({"mlflow_uri": "mlflow.corp:5000"}, "mlflow_uri must be http"),
+        ({"experiment": "digits"}, "mlflow_uri must be http"),
+        ({"mlflow_uri": "https://mlflow.corp", "token_secret": "hunter2"}, "token_secret must be projects/"),
+    ],
+)
+def test_a_secret_or_a_wrong_address_is_refused_and_not_repeated(given: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        TrackingSettings(**given)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_table_of_a_file_is_read_and_excludes_emails(tmp_path: Path) -> None:
+    local = (ROOT / "settings" / "local.toml").read_text()
+    lines = "[tracking]", *(f'{name} = "{value}"' for name, value in vars(TRACKING).items()), ""
+    path = tmp_path / "own.toml"
+    path.write_text("\n".join([local, *lines]))
+    assert environments.load(path).tracking == TRACKING
+    path.write_text("\n".join([local, *lines, '[notify]\nemails = ["a@b.c"]\n']))
+    with pytest.raises(SettingsError, match=r"notify\.emails takes the place of .*, \[tracking\]"):
+        environments.load(path)
