@@ -78,7 +78,7 @@ def measure(records: int, out: Path) -> dict[str, float]:
     finish._write_keys(Plan.load(work.plan), work)
     rng = np.random.default_rng(0)
     blocks = (rng.integers(0, 2**64, 4096, np.uint64).tobytes() for _ in range(-(-records // 4096)))
-    assert not sum(len(hashes) for hashes, _ in find_repeated(blocks, records, work.scratch))
+    assert not sum(len(hashes) for hashes, _ in find_repeated(blocks, records, work.path))
     watch.end()
     peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return {

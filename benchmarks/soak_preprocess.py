@@ -1,15 +1,12 @@
 """Kills preprocessing at random moments, runs it again each time, and compares the bytes at the end.
 
-python -m benchmarks.soak_preprocess --kills 30 --processes 2 [--mounted [--faults 0.02]]
+python -m benchmarks.soak_preprocess --kills 30 --processes 2
 
 A moment is drawn over the time that an undisturbed run takes. The whole process group gets SIGKILL, as from
 a machine that takes a task away. When a run gets to its end before it is killed, the dataset is compared
 with that of the undisturbed run, removed, and the next one begun, until there were so many kills. After each
 kill nothing that is half-written may look finished: where there is a manifest all is as in the undisturbed
 run, and each shard that has a mark is whole.
-
-With --mounted source and dataset are in a simulated bucket (SHARDLINE_GCSFUSE_SIM names its program), of
-whose requests --faults is the share that fails: with an error, or a read that brings less than there is.
 """
 
 from __future__ import annotations
@@ -25,10 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
-
-from tests.helpers.mounted import mounted
 
 _PROGRAM = """
 import sys
@@ -52,34 +46,24 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mounted", action="store_true")
-    parser.add_argument("--faults", default="0", help="a share, 0..1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        behind = Path(directory)
-        mount = (
-            mounted(behind, FAULTS=options.faults, LAT_PUT="0.7") if options.mounted else nullcontext(None)
-        )
-        with mount as bucket:
-            ended = soak(behind, bucket.path if bucket else behind, options)
+        ended = soak(Path(directory), options)
     sys.exit(0 if ended else 1)
 
 
-def soak(behind: Path, seen: Path, options: argparse.Namespace) -> bool:
-    """Returns whether every dataset had the bytes of the undisturbed one.
-
-    Runs read and write below `seen`, what they have done is looked at below `behind`.
-    """
+def soak(root: Path, options: argparse.Namespace) -> bool:
+    """Returns whether every dataset had the bytes of the undisturbed one."""
     moments = random.Random(options.seed)
-    fresh, out = behind / "fresh", behind / "out"
-    write_images(behind / "images", options.files, moments)
+    fresh, out = root / "fresh", root / "out"
+    write_images(root / "images", options.files, moments)
     started = time.monotonic()
-    if _start(seen / "images", seen / "fresh", options.processes).wait():
+    if _start(root / "images", root / "fresh", options.processes).wait():
         raise SystemExit("the undisturbed run failed")
     whole = time.monotonic() - started
     kills = complete = equal = resumed = 0
     while kills < options.kills or out.exists():
-        process = _start(seen / "images", seen / "out", options.processes)
+        process = _start(root / "images", root / "out", options.processes)
         try:
             failed = process.wait(moments.uniform(0.0, whole) if kills < options.kills else None)
             if failed:
@@ -92,10 +76,9 @@ def soak(behind: Path, seen: Path, options: argparse.Namespace) -> bool:
             if not (out / "manifest.json").exists():
                 continue
         complete += 1
-        # Through the mount, which would not know that it has gone.
-        shutil.rmtree(seen / "out" / ".shardline", ignore_errors=True)
+        shutil.rmtree(root / "out" / ".shardline", ignore_errors=True)
         equal += _contents(out) == _contents(fresh)
-        shutil.rmtree(seen / "out")
+        shutil.rmtree(root / "out")
     print(
         f"{kills} kills over {whole:.2f} s, {resumed} of them with shards already done; "
         f"{complete} datasets, {equal} of them with the bytes of an undisturbed run"
@@ -112,7 +95,7 @@ def _refuse_half_written(out: Path, fresh: Path) -> bool:
     for mark in (out / ".shardline").rglob("*.mark"):
         with contextlib.suppress(ValueError):  # a mark that was cut off says nothing
             line = mark.read_bytes().partition(b"\n")[0]
-            marked += [each["shard"]["file"] for each in json.loads(line)]
+            marked.append(json.loads(line)["shard"]["file"])
     for name in marked:
         found = [path.read_bytes() for path in (out / ".shardline" / name, out / name) if path.exists()]
         if whole[name] not in found:

@@ -106,8 +106,8 @@ def preprocess_artifact(
     from shardline.components.preprocess.run import preprocess
 
     with progress.exit_on_error(_TOPIC):
-        # A retried task finds what its first attempt has left: its lock, perhaps a complete dataset.
-        manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
+        # A retried task may find a complete dataset.
+        manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True)
         _describe(manifest, dataset, metrics, card)
 
 
@@ -116,7 +116,7 @@ def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset,
     from shardline.components.preprocess.run import plan_dataset
 
     with progress.exit_on_error(_TOPIC):
-        plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
+        plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True)
         parts = plan.useful_parts(most)
         return [f"{part}/{parts}" for part in range(parts)]
 
@@ -135,7 +135,7 @@ def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Met
     from shardline.components.preprocess.run import finish
 
     with progress.exit_on_error(_TOPIC):
-        manifest = finish(Path(planned.path), take_over=True)
+        manifest = finish(Path(planned.path))
         dataset.uri = planned.uri
         _describe(manifest, dataset, metrics, card)
 

@@ -31,19 +31,16 @@ from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import finish as finishing
 from shardline.components.preprocess.write import markers, shard_writer
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import take_retry_count, with_retries
+from shardline.components.storage.prefetch import take_retry_count
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest
 
 _TOPIC = "preprocess"
 
 
-def preprocess(
-    settings: PreprocessSettings, out: Path, *, overwrite: bool = False, take_over: bool = False
-) -> Manifest:
+def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Manifest:
     """Writes a source as a dataset directory: balanced TFRecord shards, then their manifest.
 
     The same source and settings give the same bytes, with any number of processes and after any number of
@@ -53,14 +50,13 @@ def preprocess(
         settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
         overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
-        take_over: Whether to take the lock of another run in a bucket, known to have ended (a retried task).
 
     Raises:
         SettingsError: `out` cannot be used.
         SourceError: The source or one of its examples cannot be used, or does not fit the schema.
         RunError: Another run is writing to `out`, or writing failed.
     """
-    with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
+    with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
         complete = _completed_manifest(settings, work, overwrite=overwrite)
         if complete is None:
             plan = _make_plan(settings, work, processes)
@@ -69,15 +65,13 @@ def preprocess(
         return complete
 
 
-def plan_dataset(
-    settings: PreprocessSettings, out: Path, *, overwrite: bool = False, take_over: bool = False
-) -> Plan:
+def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
     """Surveys the source and writes the plan, the first of three steps; arguments as of `preprocess`."""
-    with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
+    with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
         work_directory.check(out, overwrite=overwrite)
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
-        plans.upload_plan(plan, work)
+        work.upload_plan(shard.file for shard in plan.shards)
         return plan
 
 
@@ -95,31 +89,25 @@ def write_shards(out: Path, part: int, parts: int) -> int:
             return _write(plan, shards, work, processes)
 
 
-def finish(out: Path, *, take_over: bool = False) -> Manifest:
+def finish(out: Path) -> Manifest:
     """Makes a dataset of the shards, which must be complete: the last of three steps."""
-    with _locked_work_directory(out, take_over=take_over) as work:
+    with _locked_work_directory(out) as work:
         plan, _ = plans.load_part(work)
         return _finish(plan, work)
 
 
 @contextlib.contextmanager
-def _locked_work_directory(
-    out: Path, *, shared: bool = False, take_over: bool = False
-) -> Iterator[WorkDirectory]:
+def _locked_work_directory(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; errors of writing into it become one line."""
     take_retry_count()  # resets the count of an earlier run of this process
-    with work_directory.hold(out, shared=shared, take_over=take_over) as work:
+    with work_directory.hold(out, shared=shared) as work:
         try:
             with remote_files.local_copies(work.copies):
                 yield work
             if repeated := take_retry_count():
                 progress.report(_TOPIC, f"{repeated:,} requests were retried after transient errors")
-        except (OSError, RunError) as error:
-            with contextlib.suppress(OSError):  # `error` already says why the lock cannot be read
-                work.check()
-            if isinstance(error, RunError):
-                raise
-            reason = files.with_space(error.strerror or str(error), error.filename or work.scratch)
+        except OSError as error:
+            reason = files.with_space(error.strerror or str(error), error.filename or work.path)
             raise RunError(
                 f"cannot write the dataset {out}: {reason}; make room and run again to continue from there"
             ) from error
@@ -132,19 +120,19 @@ def _processes(settings: PreprocessSettings) -> Processes:
 
 @contextlib.contextmanager
 def _planning(
-    settings: PreprocessSettings, out: Path, *, overwrite: bool, take_over: bool
+    settings: PreprocessSettings, out: Path, *, overwrite: bool
 ) -> Iterator[tuple[PreprocessSettings, WorkDirectory, Processes]]:
     """Holds the work directory of a run; the settings it yields have the snapshot time of their source."""
     work_directory.check(out, overwrite=overwrite)
     _refuse_part_of_source(settings, out)
     if settings.schema:
         schemas.read(settings.schema)  # fails before any file is made
-    with _locked_work_directory(out, take_over=take_over) as work, _processes(settings) as processes:
+    with _locked_work_directory(out) as work, _processes(settings) as processes:
         source, earlier = settings.source, ""
         if source.startswith(bigquery.PREFIX):  # the snapshot of an interrupted run, if there was one
             with contextlib.suppress(ShardlineError):
-                published = work_directory.is_published(work)
-                earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
+                published = work.is_published()
+                earlier = work.dataset().source if published else Plan.load(work.plan).settings.source
             source = bigquery.pin_snapshot(source, earlier=earlier)
         yield replace(settings, source=source), work, processes
 
@@ -173,9 +161,8 @@ def _completed_manifest(
     settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
     """Returns the dataset of an earlier run that is complete but for the cleaning up; else None."""
-    complete = work_directory.is_published(work) or (not overwrite and (work.out / MANIFEST_FILE).exists())
-    if complete:
-        manifest = manifests.load(work.out)
+    if work.is_published():
+        manifest = work.dataset()
         schema = schemas.read(settings.schema).digest if settings.schema else ""
         recorded = finishing.recorded_settings(settings, schema)
         if (manifest.source, manifest.settings) == (settings.source, recorded):
@@ -213,17 +200,16 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
-        work.check()
         markers.remove_other_markers(plan, work)
-        for path in {*work.shards.glob("*.tfrecord")} - {work.shards / shard.file for shard in plan.shards}:
+        for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
             path.unlink()
+        work.bucket.remove([MANIFEST_FILE])
         plan.save(work.plan)
         return plan
     except ShardlineError:
-        work.check()
         # A source that cannot be used leaves nothing, unless an earlier run has left shards.
         work.discard_plan()
-        if not work.marker_files():
+        if not work.markers():
             work.remove()
         raise
 
@@ -241,23 +227,13 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
         names = [shard.file for shard in pending]
         processes.run(shard_writer.write_planned, work.arguments, names, meter.advance)
     except RunError as error:
-        raise RunError(files.with_space(str(error), work.scratch, meter.bytes_left)) from error
+        raise RunError(files.with_space(str(error), work.path, meter.bytes_left)) from error
     return records
 
 
 def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
     manifest = finishing.describe(plan, work)
-
-    def publish(shards: list[str]) -> None:
-        work_directory.publish(work, shards, manifest.fingerprint)
-        work.check()
-        manifests.save(manifest, work.out)
-
-    shards = [shard.file for shard in plan.shards]
-    if work.is_remote:
-        with_retries(publish, shards)
-    else:
-        publish(shards)
+    work.publish(manifest)
     work.remove()
     _report(manifest)
     return manifest

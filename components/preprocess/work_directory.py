@@ -2,186 +2,203 @@
 
 Everything in it can be read by another process or a later run:
 
-    lock                one whole run at a time
+    lock                one whole run at a time: flock, which the kernel releases however its holder ends
     plan.json           settings, image locations and the shards to write (`plan`)
-    planned             its hash, in a bucket: written last, when parts can begin
-    spool, copies/      images of sources that can be read only once, and copies of remote source files
+    spool, copies/      images of sources that can be read only once, and copies of source files in buckets
     keys                hashes of the keys, where the records' digests are of the content
     buckets/, rows/SHARD   records of the survey, and of one shard, in order
     SHARD               a complete shard that is not yet part of a dataset
-    done/NAME.mark      completion markers of shards, with hashes of their contents (`write.markers`)
+    done/SHARD.mark     completion markers of shards, with hashes of their contents (`write.markers`)
     rejected.jsonl, examples.keys   files of the dataset
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 
-On a mounted bucket each change of a file uploads all of it, and a rename copies it. There all this is on
-scratch, a directory of this run on this machine's disk. In the bucket are the lock, markers, what parts on
-other machines need of the plan, and shards, under their final names at once unless another dataset is there.
-
-The lock on a disk is flock, which the kernel releases however its holder ends. In a mounted bucket, where
-flock is only known to one machine, it is a file that is created exclusively and names its holder. The lock of
-a killed run is taken over if this machine sees that its holder has ended; otherwise when the engine that
-retries the task says so, or a person removes the file. A run that has lost its lock writes nothing more.
+Where OUT is in a bucket, all this is in a directory of this run on this machine's disk. In the bucket are
+shards, under their final names at once, their markers, and what parts on other machines need of the plan.
+Nothing is locked there: on the platform every task has a directory of its own. The manifest of an earlier
+dataset is removed before any of these is written, and the new one is written last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import os
 import re
-import secrets
 import shutil
-import socket
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import xxhash
-
-from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import ordered_map, with_retries
+from shardline.components.storage.bucket import Folder
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.base.files import TEMPORARY
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
+from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE, Manifest
 
 NAME = ".shardline"
 REJECTED_FILE = "rejected.jsonl"
 
 _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
-# Completion markers; one that is being written has a temporary name with the same ending.
-_MARKERS = "[!.]*.mark"
-_LOCK = "lock"
-
-# Interval of checking who holds a bucket's lock, and age at which one without a name is of a killed run.
-_GUARD_SECONDS, _EMPTY_LOCK_SECONDS = 0.5, 2.0
-_ATTEMPTS = 10
-
-#: Files that are copied to or from a bucket at the same time; each may take 4 MiB of memory.
-CONCURRENT_COPIES = 16
+_DATASET_FILES = (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE)
+_ROWS, _DONE = "rows/", "done/"
 
 
 class WorkDirectory:
-    """Paths inside the work directory of `out`, and on scratch.
+    """Paths of a work directory.
 
     Attributes:
-        is_remote: Whether `out` is on a mounted bucket, or on another file system behind a network.
-        scratch: The directory in `out`, or where that is remote, one on this machine's disk.
-        guard: In a bucket, name and content of the file that names the writing run.
+        path: The directory in `out`, or where that is in a bucket, one on this machine's disk.
+        bucket, remote: `out` in a bucket and the work directory in it; empty on a disk.
     """
 
-    def __init__(self, out: Path, scratch: Path | None = None, guard: Sequence[str] = ()) -> None:
+    def __init__(self, out: Path, path: Path | None = None) -> None:
+        uri = files.bucket_uri(out)
         self.out = out
-        self.guard = guard
-        self.path = out / NAME
-        self.is_remote = files.is_mounted(out)
-        self.scratch = scratch or self.path
-        self.plan = self.scratch / "plan.json"
-        self.spool = self.scratch / "spool"
-        self.copies = self.scratch / "copies"
-        self.keys = self.scratch / "keys"
-        self.buckets = self.scratch / "buckets"
-        self.rejected = self.scratch / REJECTED_FILE
-        self.key_hashes = self.scratch / KEYS_FILE
-        self.done = self.scratch / "done"
+        self.path = path or out / NAME
+        self.bucket, self.remote = Folder(uri), Folder(uri and f"{uri}/{NAME}")
+        self.plan = self.path / "plan.json"
+        self.spool = self.path / "spool"
+        self.copies = self.path / "copies"
+        self.keys = self.path / "keys"
+        self.buckets = self.path / "buckets"
+        self.rejected = self.path / REJECTED_FILE
+        self.key_hashes = self.path / KEYS_FILE
+        self.done = self.path / _DONE
         self.publishing = self.path / "publishing"
-        self._checked = 0.0
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> WorkDirectory:
+    def from_arguments(cls, arguments: Mapping[str, str]) -> WorkDirectory:
         """Returns the work directory that another process of the run describes by its `arguments`."""
-        return cls(Path(arguments["out"]), Path(arguments["scratch"]), arguments["guard"])
+        return cls(Path(arguments["out"]), Path(arguments["path"]))
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `from_arguments` in another process of the run, as JSON."""
-        return {"out": str(self.out), "scratch": str(self.scratch), "guard": self.guard}
-
-    def check(self) -> None:
-        """Raises RunError if another run has taken over, before this one changes its files."""
-        now = time.time()  # the only clock that runs on while the machine is suspended
-        if not self.guard or now - self._checked < _GUARD_SECONDS:
-            return
-        if read_small(self.path / self.guard[0]) != self.guard[1]:
-            raise RunError(f"another run has taken over {self.out}, or has planned it again; see that one")
-        self._checked = now
-
-    @functools.cached_property
-    def shards(self) -> Path:
-        """The directory of shards until the dataset is complete: the final one where possible."""
-        is_separate = not self.is_remote or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
-        return self.path if is_separate else self.out
+    def arguments(self) -> dict[str, str]:
+        """Arguments of `from_arguments` in another process of the run."""
+        return {"out": str(self.out), "path": str(self.path)}
 
     def records_path(self, shard: str) -> Path:
         """Returns the path of a shard's records."""
-        return self.scratch / "rows" / shard
+        return self.path / _ROWS / shard
 
     def discard_plan(self) -> None:
         """Removes the files of a survey, for a new one; completed shards stay."""
         for path in (self.plan, self.spool, self.keys, self.rejected, *self.unfinished_files()):
             path.unlink(missing_ok=True)
-        for directory in (self.buckets, self.scratch / "rows", self.copies):
+        for directory in (self.buckets, self.path / _ROWS, self.copies):
             shutil.rmtree(directory, ignore_errors=True)
-        for directory in (self.scratch / "rows", self.done):
+        for directory in (self.path / _ROWS, self.done):
             directory.mkdir(exist_ok=True)
-
-    def marker_files(self) -> list[Path]:
-        """Returns the files of the markers; for a bucket, local copies of those that can be read."""
-        if self.is_remote:
-            present = {path.name for path in self.path.glob(_MARKERS)}
-            self.fetch(sorted(present - {path.name for path in self.done.glob(_MARKERS)}), self.done)
-        return sorted(self.done.glob(_MARKERS))
-
-    def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:
-        """Copies files of the work directory in a bucket to scratch, in parallel; returns the errors."""
-
-        def copy(name: str) -> None:
-            remote_files.fetch(str(self.path / name), str(directory / Path(name).name))
-
-        directory.mkdir(exist_ok=True)
-        copied = ordered_map(copy, names, size=lambda _: 1, in_flight=CONCURRENT_COPIES)
-        return [each for each in copied if isinstance(each, Exception)]
 
     def unfinished_files(self) -> list[Path]:
         """Returns the unfinished files of killed processes; only valid while no other process writes."""
-        directories = {self.out, self.scratch, self.done}
-        return [path for directory in directories for path in directory.glob(_UNFINISHED)]
+        directories = (self.path, self.done) if self.bucket else (self.out, self.path, self.done)
+        return [path for each in directories for path in each.glob(_UNFINISHED)]
+
+    def upload_plan(self, shards: Iterable[str]) -> None:
+        """Copies a written plan to the bucket, where parts on other machines find it."""
+        names = [path.name for path in (self.spool, self.rejected) if path.exists()]
+        self.remote.upload(self.path, [*names, *(_ROWS + shard for shard in shards)])
+        self.remote.upload(self.path, [self.plan.name])
+
+    def fetch_plan(self) -> None:
+        """Copies a plan from the bucket, but for the records of its shards."""
+        names = {self.plan.name, self.spool.name, self.rejected.name}
+        self.remote.download(self.path, self.remote.sizes().keys() & names)
+
+    def fetch_records(self, shards: Iterable[str]) -> None:
+        """Copies the records of shards from the bucket."""
+        (self.path / _ROWS).mkdir(exist_ok=True)
+        self.remote.download(self.path, (_ROWS + shard for shard in shards))
+
+    def shard_sizes(self) -> dict[str, int]:
+        """Returns the sizes of the complete shards by name."""
+        if self.bucket:
+            return self.bucket.sizes()
+        # An interrupted run has moved some to `out`.
+        directories = (self.out, self.path) if self.publishing.exists() else (self.path,)
+        found = (path for directory in directories for path in directory.glob("*.tfrecord"))
+        return {path.name: path.stat().st_size for path in found}
+
+    def add_shard(self, temporary: Path, shard: str) -> None:
+        """Adds a shard that was written under a temporary name."""
+        temporary.replace(self.path / shard)
+        if self.bucket:
+            self.bucket.upload(self.path, [shard])
+            (self.path / shard).unlink()
+
+    def add_marker(self, name: str, content: bytes) -> None:
+        """Adds the completion marker of a shard that was added."""
+        files.write_bytes(self.done / name, content)
+        self.remote.upload(self.path, [_DONE + name])
+
+    def markers(self) -> list[Path]:
+        """Returns the files of the completion markers; those in a bucket are copied here."""
+        self.done.mkdir(exist_ok=True)
+        there = (_DONE + name for name in self.remote.sizes(_DONE))
+        self.remote.download(self.path, [name for name in there if not (self.path / name).exists()])
+        return sorted(self.done.glob("[!.]*.mark"))
+
+    def remove_marker(self, name: str) -> None:
+        """Removes a completion marker."""
+        (self.done / name).unlink()
+        self.remote.remove([_DONE + name])
+
+    def dataset(self) -> Manifest:
+        """Returns the manifest of the dataset in `out`; DatasetError where there is none that is valid."""
+        if not self.bucket:
+            return manifests.load(self.out)
+        with tempfile.TemporaryDirectory() as name:
+            self.bucket.download(Path(name), self.bucket.sizes().keys() & {MANIFEST_FILE})
+            return manifests.load(Path(name))
+
+    def publish(self, manifest: Manifest) -> None:
+        """Makes the shards the dataset in `out`; the manifest of an earlier one is removed first."""
+        new = [path for path in (self.rejected, self.key_hashes) if path.exists() and path.stat().st_size]
+        kept = {shard.file for split in manifest.splits.values() for shard in split.shards}
+        if self.bucket:
+            there = self.bucket.sizes()
+            self.bucket.remove(name for name in there if _SHARD.fullmatch(name) and name not in kept)
+            self.bucket.upload(self.path, [path.name for path in new])
+            manifests.save(manifest, self.path)
+            self.bucket.upload(self.path, [MANIFEST_FILE])
+            return
+        files.write_text(self.publishing, manifest.fingerprint)
+        for name in _DATASET_FILES:
+            (self.out / name).unlink(missing_ok=True)
+        earlier = [path for path in self.out.glob("*.tfrecord") if _SHARD.fullmatch(path.name)]
+        for path in (*(path for path in earlier if path.name not in kept), *self.unfinished_files()):
+            path.unlink()
+        for path in (*(self.path / shard for shard in kept), *new):
+            if path.exists():
+                path.replace(self.out / path.name)
+        files.sync(self.out)
+        manifests.save(manifest, self.out)
+
+    def is_published(self) -> bool:
+        """Returns whether an interrupted run has completed the dataset, but for removing its work files."""
+        try:
+            if self.remote:
+                return bool(self.remote.sizes()) and bool(self.dataset())
+            return self.publishing.read_text() == self.dataset().fingerprint
+        except (OSError, DatasetError):
+            return False
 
     def remove(self) -> None:
-        """Removes all but the lock in a bucket and `publishing`; RunError if another run holds it."""
-        self.check()
-        kept = {self.publishing, *([self.path / _LOCK] if self.is_remote else [])}
-
-        def remove(path: Path) -> None:
+        """Removes all but `publishing`, which says that the rest belongs to a complete dataset."""
+        self.remote.remove(each + name for each in (_ROWS, _DONE, "") for name in self.remote.sizes(each))
+        for path in {*self.path.glob("*")} - {self.publishing}:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
 
-        for _ in ordered_map(remove, {*self.path.glob("*")} - kept, size=lambda _: 1):
-            pass
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Makes a directory on this disk for a run, and removes it, and those of killed runs."""
-    host, pid, began = _process_identity().split()
-    prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        number, _, rest = path.name.removeprefix(prefix).partition("-")
-        if number.isdecimal() and _start_time(int(number)) != rest.partition("-")[0]:
-            shutil.rmtree(path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{prefix}{pid}-{began}-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
-
 
 def check(out: Path, *, overwrite: bool) -> None:
     """Refuses a directory that cannot become the dataset, before any work is done."""
+    if files.bucket_uri(out):
+        _refuse_content(out, overwrite=overwrite)
+        return
     try:
         if out.is_dir():
             _refuse_content(out, overwrite=overwrite)
@@ -195,83 +212,71 @@ def check(out: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
-    """Makes the work directory and holds its lock; at the end removes it, and `out`, if they are empty.
+def hold(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
+    """Makes the work directory of `out` and locks it on a disk; removes it, and `out`, if empty at the end.
 
-    `shared`: whether others that write shards of the same plan may hold it too; in a bucket no lock is used.
-    `take_over`: whether a run that holds it in a bucket is known to have ended. Any other is a RunError.
+    `shared`: whether others that write shards of the same plan may hold it too. Any other is a RunError.
     """
-    work = WorkDirectory(out)
-
-    def remove_empty() -> None:
-        with contextlib.suppress(OSError):
-            # `publishing` is removed last: it says that the rest belongs to a complete dataset.
-            if os.listdir(work.path) == [work.publishing.name]:
-                work.publishing.unlink()
-            work.path.rmdir()
-            if not (out / MANIFEST_FILE).exists():
-                out.rmdir()
-
     with contextlib.ExitStack() as stack:
         with crash.output_errors(f"write the dataset {out}"):
-            if work.is_remote:
-                work = WorkDirectory(out, stack.enter_context(_scratch()))
-            stack.callback(remove_empty)
-            if work.is_remote:
-                with_retries(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
-                if not shared:
-                    name = stack.enter_context(bucket_lock(work.path / _LOCK, take_over=take_over))
-                    work.guard = (_LOCK, name)
+            if files.bucket_uri(out):
+                path = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardline-"))
+                work = WorkDirectory(out, Path(path))
             else:
-                stack.enter_context(disk_lock(work.path / _LOCK, shared=shared))
+                work = WorkDirectory(out)
+                stack.callback(_remove_empty, work)
+                stack.enter_context(_lock(work, shared=shared))
         yield work
 
 
-def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
-    """Moves the shards to `out`, or copies them to a bucket, before the manifest is written.
-
-    The manifest of an earlier dataset is removed first.
-    """
-    work.check()
-    notice = work.scratch / work.publishing.name
-    files.write_text(notice, fingerprint)
-    if work.is_remote:
-        remote_files.upload(notice, work.publishing)
-    for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
-        (work.out / name).unlink(missing_ok=True)
-    wanted = set(shards)
-    earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
-    for path in (*earlier, *work.unfinished_files()):
-        path.unlink()
-    for shard in shards if work.shards != work.out else ():
-        if (work.shards / shard).exists():
-            (work.shards / shard).replace(work.out / shard)
-    for path in (work.rejected, work.key_hashes):  # a source without keys has no identities
-        if path.exists() and path.stat().st_size:
-            (remote_files.upload if work.is_remote else Path.replace)(path, work.out / path.name)
-    files.sync(work.out)
+def _remove_empty(work: WorkDirectory) -> None:
+    with contextlib.suppress(OSError):
+        if os.listdir(work.path) == [work.publishing.name]:
+            work.publishing.unlink()
+        work.path.rmdir()
+        if not (work.out / MANIFEST_FILE).exists():
+            work.out.rmdir()
 
 
-def is_published(work: WorkDirectory) -> bool:
-    """Returns whether an interrupted run has completed the dataset, and only not removed its work files."""
+@contextlib.contextmanager
+def _lock(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
+    path = work.path / "lock"
+    while True:
+        try:
+            work.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # an earlier run has just removed the directory
+            continue
+        is_held = files.lock(lock, shared=shared)
+        if is_held and path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+            break
+        os.close(lock)
+        if not is_held:
+            raise RunError(
+                f"another run is writing {work.out}; wait until it has ended, or give another directory"
+            )
     try:
-        return work.publishing.read_text() == manifests.load(work.out).fingerprint
-    except (OSError, DatasetError):
-        return False
+        yield
+    finally:
+        os.close(lock)
 
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
-    work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
-    present = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.unfinished_files()})
+    work = WorkDirectory(out)
+    if work.bucket:
+        found, begun = {*work.bucket.sizes()}, bool(work.remote.sizes())
+    else:
+        found = {path.name for path in {*out.iterdir()} - {*work.unfinished_files()}}
+        begun = work.publishing.exists()
+    present = sorted(found - {NAME, f"{NAME}/"})
     # An empty work directory is the last trace of a run, removed after everything else.
-    bare = work.path.is_dir() and not any(work.path.iterdir())
-    if not present or bare or is_published(work):
+    is_bare = NAME in found and not any(work.path.iterdir())
+    if not present or is_bare or work.is_published():
         return
     try:
-        dataset = manifests.load(out)
+        dataset = work.dataset()
     except DatasetError:
-        others = [name for name in present if not _SHARD.fullmatch(name) and name not in own]
-        begun = work.publishing.exists() or (work.is_remote and work.path.is_dir())
+        others = [name for name in present if not _SHARD.fullmatch(name) and name not in _DATASET_FILES]
         if MANIFEST_FILE in present or others or not begun:
             raise SettingsError(
                 f"{out} holds something that is not a complete Shardline dataset "
@@ -283,108 +288,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
             f"{out} holds a dataset already ({dataset.source}, {dataset.fingerprint[:15]}); "
             "give another directory, or overwrite it with --overwrite"
         )
-    if others := sorted(set(present) - {shard.file for shard in dataset.shards} - own):
+    if others := sorted(set(present) - {shard.file for shard in dataset.shards} - {*_DATASET_FILES}):
         raise SettingsError(
             f"{out} holds {others[0]!r} next to a Shardline dataset; give an empty or new directory"
         )
-
-
-@contextlib.contextmanager
-def disk_lock(path: Path, *, shared: bool) -> Iterator[None]:
-    """Holds a lock on this machine's disk, and makes its directory; RunError where another run has it."""
-    # An earlier run may remove the directory, or the lock while we wait for it.
-    for attempt in range(_ATTEMPTS):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            continue
-        try:
-            if not files.lock(lock, shared=shared):
-                break
-            try:
-                is_in_place = os.path.samestat(os.fstat(lock), path.stat())
-            except FileNotFoundError:
-                is_in_place = False
-            if is_in_place:
-                os.truncate(lock, 0)
-                os.write(lock, _process_identity().encode())
-                yield
-                return
-        finally:
-            os.close(lock)
-    raise _in_use(path, read_small(path))
-
-
-@contextlib.contextmanager
-def bucket_lock(path: Path, *, take_over: bool) -> Iterator[str]:
-    """Holds a lock in a mounted bucket, and yields its content; RunError where another run has it."""
-    name = f"{_process_identity()} {secrets.token_hex(8)}"
-    if not _create_exclusively(path, name):
-        if not (holder := read_small(path)):
-            time.sleep(_EMPTY_LOCK_SECONDS)
-            holder = read_small(path)
-        if holder and not take_over:
-            host, pid, *rest = [*holder.split(), "", ""]
-            is_local = host == _process_identity().split()[0] and pid.isdecimal()
-            if not is_local or _start_time(int(pid)) == rest[0]:  # else this machine sees that it has ended
-                raise _in_use(path, holder, f"; if it was killed, remove {path}")
-        path.unlink(missing_ok=True)
-        if not _create_exclusively(path, name):
-            raise _in_use(path, read_small(path))
-    try:
-        yield name
-    finally:
-        with contextlib.suppress(OSError):
-            if read_small(path) == name:
-                path.unlink()
-
-
-def read_small(path: Path) -> str:
-    """Returns the content of a small file, "" where there is none."""
-    try:
-        return with_retries(Path.read_bytes, path)[:4096].decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
-def _process_identity() -> str:
-    """Returns the unique identity of this process: machine and its boot, process number and start time."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # Containers may share the machine's name, each with its own process numbers.
-    numbers = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_start_time(os.getpid())}"
-
-
-def _start_time(pid: int) -> str:
-    """Returns the start time of a process of this machine, "" if there is none with this number."""
-    try:
-        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state == "Z" else others[18]
-    except (OSError, IndexError):
-        return ""
-
-
-def _create_exclusively(path: Path, name: str) -> bool:
-    def write(path: Path) -> None:
-        try:
-            with path.open("xb") as file:
-                file.write(name.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:  # it exists, perhaps from an earlier attempt whose response was lost
-            if error.errno not in (errno.EEXIST, errno.ESTALE):
-                raise
-
-    with_retries(write, path)
-    return read_small(path) == name
-
-
-def _in_use(path: Path, holder: str, remedy: str = "") -> RunError:
-    machine, pid, *_ = [*holder.split(), "?", "?"]
-    return RunError(
-        f"another run is writing {path.parent.parent} (process {pid} on {machine.partition('/')[0]}); wait "
-        f"until it has ended, or give another directory{remedy}"
-    )

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import json
 import os
-import socket
-import ssl
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
+from urllib.parse import quote
 
+from shardline.components.storage.prefetch import ordered_map
 from shardline.components.vertex.client import platform_errors, retry_policy
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import PlatformError
 
 if TYPE_CHECKING:
+    from google.auth.transport.urllib3 import AuthorizedHttp
     from google.cloud.storage import Blob, Client
 
 T = TypeVar("T")
 
 _FIELDS = "items(name,size,generation),prefixes,nextPageToken"
 _ATTEMPT_S = 60.0
-_ERROR, _UNAUTHORIZED, _MISSING = 400, 401, 404
+_ERROR, _MISSING = 400, 404
+
+# Connections that are kept open, and bytes that are requested at once of a file that is read in order.
+_CONNECTIONS, _CHUNK_BYTES = 128, 4 << 20
+
+# Files of a folder that are transferred at the same time.
+_TRANSFERS = 16
 
 
 class Object(NamedTuple):
@@ -67,84 +70,14 @@ class Page:
 def parse_uri(uri: str) -> tuple[Bucket, str]:
     """Returns the bucket of gs://BUCKET/NAME, with a client that all threads share, and the name."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
-    return Bucket(bucket, _shared_client(os.environ.get("STORAGE_EMULATOR_HOST", ""))), name
+    return _shared_bucket(bucket, os.environ.get("STORAGE_EMULATOR_HOST", "")), name
 
 
 @functools.cache
-def _shared_client(_: str) -> _Client:
-    return _Client()
+def _shared_bucket(name: str, _: str) -> Bucket:
+    return Bucket(name)
 
 
-class _Client:
-    """Google's client, and plain connections for reads, which take a fraction of its processor time."""
-
-    def __init__(self) -> None:
-        self._idle: deque[HTTPConnection] = deque()
-
-    def __del__(self) -> None:
-        for connection in self._idle:
-            connection.close()
-
-    @cached_property
-    def api(self) -> Client:
-        from google.cloud.storage import Client
-
-        with platform_errors("sign in to Google Cloud"):
-            return Client()
-
-    @cached_property
-    def _open(self) -> Callable[[], HTTPConnection]:
-        import certifi
-
-        endpoint = urlsplit(self.api.api_endpoint)
-        if endpoint.scheme == "http":  # a fake
-            return functools.partial(HTTPConnection, endpoint.netloc, timeout=_ATTEMPT_S)
-        context = ssl.create_default_context(cafile=certifi.where())
-        return functools.partial(HTTPSConnection, endpoint.netloc, timeout=_ATTEMPT_S, context=context)
-
-    def get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Returns the status and the body of a response to a GET request with this process's credentials."""
-        with platform_errors("sign in to Google Cloud"):
-            self._sign(path, headers)
-        status, body = self._get(path, headers)
-        if status == _UNAUTHORIZED:  # a token that expired early
-            with platform_errors("sign in to Google Cloud"):
-                self.api._credentials.refresh(self._request)
-                self._sign(path, headers)
-            status, body = self._get(path, headers)
-        return status, body
-
-    @cached_property
-    def _request(self) -> Any:
-        from google.auth.transport.requests import Request
-
-        return Request()
-
-    def _sign(self, path: str, headers: dict[str, str]) -> None:
-        self.api._credentials.before_request(self._request, "GET", path, headers)
-
-    def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Uses an idle connection, or a new one if that was closed in the meantime."""
-        with contextlib.suppress(IndexError, ConnectionError):
-            return self._get_on(self._idle.pop(), path, headers)
-        return self._get_on(self._open(), path, headers)
-
-    def _get_on(self, connection: HTTPConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            result = response.status, response.read()
-        except (HTTPException, socket.gaierror) as error:
-            connection.close()
-            raise ConnectionError(str(error) or type(error).__name__) from error
-        except OSError:
-            connection.close()
-            raise
-        self._idle.append(connection)
-        return result
-
-
-@dataclass(frozen=True)
 class Bucket:
     """The objects of a bucket; names are in the order of their UTF-8 bytes.
 
@@ -152,8 +85,25 @@ class Bucket:
     run many at a time, try once and raise the errors of Google's clients.
     """
 
-    name: str
-    _client: _Client = field(default_factory=lambda: _Client())
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @cached_property
+    def _client(self) -> Client:
+        from google.cloud.storage import Client
+
+        with platform_errors("sign in to Google Cloud"):
+            return Client()
+
+    @cached_property
+    def _http(self) -> AuthorizedHttp:
+        """Plain connections for reads, which take half the processor time of the client's."""
+        import certifi
+        from google.auth.transport.urllib3 import AuthorizedHttp
+        from urllib3 import PoolManager
+
+        pool = PoolManager(maxsize=_CONNECTIONS, retries=False, timeout=_ATTEMPT_S, ca_certs=certifi.where())
+        return AuthorizedHttp(self._client._credentials, http=pool)  # type: ignore[no-untyped-call]
 
     def pages(self, prefix: str, token: str = "", **options: str | int) -> Iterator[Page]:
         """Yields the pages of the names that begin with a prefix, each requested when it is needed.
@@ -169,7 +119,7 @@ class Bucket:
                 return
 
     def _page(self, prefix: str, token: str, **options: str | int) -> Page:
-        listing = self._client.api.list_blobs(
+        listing = self._client.list_blobs(
             self.name, prefix=prefix, page_token=token or None, fields=_FIELDS, retry=None, **options
         )
         listing.item_to_value = lambda _, item: item  # a Blob takes longer to make than to read
@@ -185,7 +135,7 @@ class Bucket:
     @property
     def account(self) -> str:
         """The service account of the credentials; "" where they name none."""
-        account = getattr(self._client.api._credentials, "service_account_email", "")
+        account = getattr(self._client._credentials, "service_account_email", "")
         return account if "@" in account else ""
 
     def content(self, name: str) -> tuple[bytes, int] | None:
@@ -232,15 +182,20 @@ class Bucket:
             if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
 
-    def _blob(self, name: str) -> Blob:
-        return self._client.api.bucket(self.name).blob(name)
+    def open(self, name: str) -> BinaryIO:
+        """Opens an object, in its present generation, for reading; FileNotFoundError where there is none."""
+        blob = self._blob(name, self.find(name).generation)
+        return cast(BinaryIO, blob.open("rb", chunk_size=_CHUNK_BYTES))
+
+    def _blob(self, name: str, generation: int | None = None) -> Blob:
+        return self._client.bucket(self.name).blob(name, generation=generation)
 
     def _action(self, verb: str, name: str) -> str:
         return f"{verb} gs://{self.name}/{name}"
 
     def _call(self, action: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
         with platform_errors(action):
-            answer: T = retry_policy(action, self._client.api._credentials)(call)(*args, **options)
+            answer: T = retry_policy(action, self._client._credentials)(call)(*args, **options)
         return answer
 
     def find(self, name: str) -> Object:
@@ -248,21 +203,26 @@ class Bucket:
         found = json.loads(self._get(f"/storage/v1/b/{self.name}/o", name, "fields=size,generation"))
         return Object(name, int(found["size"]), int(found["generation"]))
 
-    def read(self, name: str, generation: int = 0, start: int = 0, end: int = 0) -> bytes:
-        """Returns the content of an object as stored; unless `end` is 0, the bytes from `start` to before it.
+    def read(self, name: str, generation: int = 0) -> bytes:
+        """Returns the content of an object as stored, optionally of one generation.
 
-        Raises FileNotFoundError if there is no such object, or not in this generation, 0 for the latest.
+        Raises FileNotFoundError if there is no such object, or not in this generation.
         """
         query = f"alt=media&generation={generation}" if generation else "alt=media"
-        byte_range = {"Range": f"bytes={start}-{end - 1}"} if end else {}
-        return self._get(f"/download/storage/v1/b/{self.name}/o", name, query, byte_range)
+        return self._get(f"/download/storage/v1/b/{self.name}/o", name, query)
 
-    def _get(self, path: str, name: str, query: str, headers: dict[str, str] | None = None) -> bytes:
+    def _get(self, path: str, name: str, query: str) -> bytes:
         from google.api_core.exceptions import from_http_status
+        from urllib3.exceptions import HTTPError
 
-        # No decompression of objects stored with gzip.
-        headers = {"Accept-Encoding": "gzip"} | (headers or {})
-        status, data = self._client.get(f"{path}/{quote(name, safe='')}?{query}", headers)
+        url = f"{self._client.api_endpoint}{path}/{quote(name, safe='')}?{query}"
+        headers = {"Accept-Encoding": "gzip"}  # no decompression of objects stored with gzip
+        with platform_errors("sign in to Google Cloud"):
+            try:
+                response: Any = self._http.urlopen("GET", url, headers=headers, decode_content=False)  # type: ignore[no-untyped-call]
+            except HTTPError as error:
+                raise ConnectionError(str(error)) from error
+        status, data = int(response.status), bytes(response.data)
         if status == _MISSING:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"gs://{self.name}/{name}")
         if status >= _ERROR:
@@ -272,3 +232,51 @@ class Bucket:
                 message = data[:200].decode(errors="replace")
             raise from_http_status(status, message)  # type: ignore[no-untyped-call]
         return data
+
+
+class Folder:
+    """Files of a folder in a bucket, "" for none, of which several are transferred at the same time.
+
+    Names are relative to it. Without a bucket there is no file, and nothing is transferred.
+    """
+
+    def __init__(self, uri: str) -> None:
+        bucket, name = parse_uri(uri)
+        self._bucket = bucket if uri else None
+        self._prefix = f"{name}/" if name else ""
+
+    def __bool__(self) -> bool:
+        return self._bucket is not None
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Returns the sizes in bytes of the files in a folder, "" or NAME/, and 0 for folders, OTHER/."""
+        if self._bucket is None:
+            return {}
+        sizes, start = dict[str, int](), len(self._prefix + folder)
+        for page in self._bucket.pages(self._prefix + folder, delimiter="/"):
+            sizes |= {name[start:]: 0 for name in page.folders} | {
+                each.name[start:]: each.size for each in page
+            }
+        return sizes
+
+    def upload(self, directory: Path, names: Iterable[str]) -> None:
+        """Copies files of a local directory to the folder."""
+        self._each(names, lambda bucket, name: bucket.upload(self._prefix + name, directory / name))
+
+    def download(self, directory: Path, names: Iterable[str]) -> None:
+        """Copies files to a local directory."""
+        self._each(names, lambda bucket, name: bucket.download(self._prefix + name, directory / name))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files, if they exist."""
+        self._each(names, lambda bucket, name: bucket.remove(self._prefix + name))
+
+    def _each(self, names: Iterable[str], call: Callable[[Bucket, str], None]) -> None:
+        if (bucket := self._bucket) is None:
+            return
+        transfers = ordered_map(
+            lambda name: call(bucket, name), names, size=lambda _: 1, in_flight=_TRANSFERS
+        )
+        for error in transfers:
+            if isinstance(error, Exception):
+                raise error

@@ -1,8 +1,6 @@
 """Listings of sources: names, sizes and versions of files on this machine and in buckets.
 
-For a bucket, mounted or not, the API returns 1,000 files a request and a mount one: the API is used, and the
-mount only where the API does not answer. Hidden files are left out, and the order is that of the bytes of the
-whole names.
+Hidden files are left out, and the order is that of the bytes of the whole names.
 """
 
 from __future__ import annotations
@@ -14,19 +12,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from shardline.components.storage import remote_files
 from shardline.components.storage.bucket import Bucket, Page, parse_uri
 from shardline.components.storage.prefetch import ordered_map
 from shardline.components.text import enumerate_names
-from shardline.trainer.base import files, progress
-from shardline.trainer.base.errors import PlatformError, SourceError
-
-T = TypeVar("T")
-
-# Names that Cloud Storage FUSE caches by default, and the most folders that are listed to fill its cache.
-_LISTED_NAMES, _LISTED_FOLDERS = 20_000, 1_000
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SourceError
 
 # Most ranges into which the names of a bucket are divided, ranges listed at the same time, and bytes of pages
 # that wait to be consumed, about.
@@ -51,35 +44,19 @@ class File(NamedTuple):
 
 def files_below(directory: str) -> Iterator[File]:
     """Yields all files below a directory that are not hidden."""
-    root = remote_files.resolve(directory)
-    found = open_listing(root)
-    return _with_stat(found.files(), root) if isinstance(found, Directory) else found.files()
+    found = open_listing(remote_files.resolve(directory))
+    return _with_stat(found.files()) if isinstance(found, Directory) else found.files()
 
 
 def open_listing(root: str) -> Objects | Directory:
-    """Returns the listing of a resolved directory, by the API of its bucket if that answers."""
-    if uri := _uri(root):
-        bucket, prefix = parse_uri(uri)
-        found = Objects(bucket, prefix and f"{prefix}/", root)
-        if _first(found.top(), bucket, root):
-            return found
-        if remote_files.is_remote(root):
-            raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
-    return Directory(root)
-
-
-def warm_mount(folders: Sequence[str]) -> None:
-    """Lists folders of a mount, which asks the bucket before each read of a name that it has not listed."""
-
-    def count(folder: str) -> int:
-        with os.scandir(folder) as entries:
-            return sum(1 for _ in itertools.islice(entries, _LISTED_NAMES))
-
-    known = 0
-    for found in ordered_map(count, folders[:_LISTED_FOLDERS], size=int):
-        known += found if isinstance(found, int) else 0
-        if known >= _LISTED_NAMES:
-            return
+    """Returns the listing of a resolved directory."""
+    if not remote_files.is_remote(root):
+        return Directory(root)
+    bucket, prefix = parse_uri(root.rstrip("/"))
+    found = Objects(bucket, prefix and f"{prefix}/", root)
+    if not next(found.top(), None):
+        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return found
 
 
 class NoFileError(SourceError):
@@ -113,46 +90,25 @@ def match_files(pattern: str) -> Iterator[File]:
 
 
 def _match_files(pattern: str) -> Iterator[File]:
-    found = _match_objects(pattern)
-    if first := next(found, None):
+    if remote_files.is_remote(pattern):
+        found = _match_objects(pattern)
+        if not (first := next(found, None)):
+            raise NoFileError(f"no file matches {pattern!r}")
         return itertools.chain([first], found)
-    paths = [] if remote_files.is_remote(pattern) else glob.glob(pattern, recursive=True)
     # The name itself may contain brackets.
-    paths = [pattern] if os.path.lexists(pattern) else [path for path in paths if not os.path.isdir(path)]
-    if not paths:
-        raise NoFileError(f"no file matches {pattern!r}")
-    if os.path.isdir(paths[0]):
+    paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
+    if paths == [pattern] and os.path.isdir(pattern):
         raise SourceError(
             f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
         )
-    return _with_stat((File(path, path) for path in sorted(paths)), os.path.dirname(pattern))
+    if not (paths := [path for path in paths if not os.path.isdir(path)]):
+        raise NoFileError(f"no file matches {pattern!r}")
+    return _with_stat(File(path, path) for path in sorted(paths))
 
 
 def find_files(pattern: str) -> list[str]:
     """Returns the paths of the files that match a pattern, sorted; hidden ones are left out."""
     return [file.path for file in match_files(pattern)]
-
-
-def _uri(path: str) -> str:
-    """Returns the gs:// URI of a path in a bucket, mounted or not; "" of any other."""
-    return path.rstrip("/") if remote_files.is_remote(path) else files.bucket_uri(path)
-
-
-def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
-    """Returns the first item of a listing by the API; None, and a report, where it fails for a mount."""
-    try:
-        return next(found, None)
-    except PlatformError as error:
-        if remote_files.is_remote(path):
-            raise
-        _report_failed_api(bucket.name, str(error))
-        return None
-
-
-@functools.cache
-def _report_failed_api(bucket: str, reason: str) -> None:
-    how = "through its mount, a request a file"
-    progress.report("listing", f"gs://{bucket} is listed {how}, as its API does not answer: {reason}")
 
 
 class Objects:
@@ -185,12 +141,11 @@ class Objects:
 
     def files(self) -> Iterator[File]:
         """Yields all files below the folder; several ranges of names are listed at the same time."""
-        start, mounted = len(self._prefix), not remote_files.is_remote(self._root)
+        start = len(self._prefix)
         cuts = list(self._folders[:: -(-len(self._folders) // _RANGES) or 1])[1:]
         for name, size, generation in itertools.chain.from_iterable(self._pages(cuts)):
             inner = name[start:]
-            # A mount shows no name with an empty part.
-            if _is_visible(inner) and inner[-1] != "/" and not (mounted and "//" in f"/{inner}"):
+            if _is_visible(inner) and inner[-1] != "/":
                 yield File(inner, f"{self._root}/{inner}", size, str(generation), True)
 
     def _pages(self, cuts: Sequence[str]) -> Iterator[Page]:
@@ -217,7 +172,7 @@ class Objects:
 
 
 class Directory:
-    """Listing of a directory of this machine or a mount, without a stat of each file."""
+    """Listing of a directory of this machine, without a stat of each file."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -245,19 +200,12 @@ def _names(directory: str, *, follow: bool) -> list[str]:
         )
 
 
-def _with_stat(found: Iterable[File], root: str) -> Iterator[File]:
-    """Yields files with size and version; many at the same time where they are remote."""
-
-    def stat(file: File) -> File:
-        status = os.stat(file.path)
-        return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
-
+def _with_stat(found: Iterable[File]) -> Iterator[File]:
+    """Yields files with size and version."""
     try:
-        remote = remote_files.is_on_network(root)
-        for file in ordered_map(stat, found, size=lambda _: 1) if remote else map(stat, found):
-            if isinstance(file, Exception):
-                raise file
-            yield file
+        for file in found:
+            status = os.stat(file.path)
+            yield File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
     except OSError as error:
         raise SourceError(f"cannot read {error.filename!r}: {remote_files.reason(error)}") from None
 
@@ -268,24 +216,23 @@ def _is_visible(name: str) -> bool:
 
 
 def _match_objects(pattern: str) -> Iterator[File]:
-    """Yields the files of a bucket that match a pattern; none where the API fails for a mounted one."""
-    bucket, wanted = parse_uri(_uri(pattern))
+    """Yields the files of a bucket that match a pattern."""
+    bucket, wanted = parse_uri(pattern)
     if not wanted or _WILDCARD.search(bucket.name):
         return
-    page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name may contain brackets
-    first, wild = next(iter(page or ()), None), _WILDCARD.search(wanted)
-    uri = f"gs://{bucket.name}"
-    root = uri if remote_files.is_remote(pattern) else str(files.local_path(uri))
+    uri, wild = f"gs://{bucket.name}", _WILDCARD.search(wanted)
+    page = next(bucket.pages(wanted, page_size=1))  # the name may contain brackets
+    first = next(iter(page), None)
     if first and first.name == wanted:
-        yield File(f"{root}/{wanted}", f"{root}/{wanted}", first.size, str(first.generation), True)
-    elif page and wild:
+        yield File(f"{uri}/{wanted}", f"{uri}/{wanted}", first.size, str(first.generation), True)
+    elif wild:
         parts, start = wanted.split("/"), wanted.rfind("/", 0, wild.start()) + 1
         folder = {} if "/" in wanted[wild.start() :] or "**" in wanted else {"delimiter": "/"}
         for name, size, generation in itertools.chain.from_iterable(
             bucket.pages(wanted[: wild.start()], **folder)
         ):
             if _is_visible(name[start:]) and name[-1] != "/" and _matches(name.split("/"), parts):
-                yield File(f"{root}/{name}", f"{root}/{name}", size, str(generation), True)
+                yield File(f"{uri}/{name}", f"{uri}/{name}", size, str(generation), True)
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """Prefetching: many slow reads at the same time, their results in the order of the requests; and retries.
 
-A read of a bucket takes 20 to 50 ms, mounted or not, which alone limits sequential reads.
+A read of a bucket takes 20 to 50 ms, which alone limits sequential reads.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ RETRY_S = 20.0
 # Reads that are sent before the size of any is known.
 _INITIAL_WINDOW = 16
 
-_TRANSIENT_ERRNOS = {
-    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
-    errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EREMOTEIO,
-}  # fmt: skip
-
-
 #: Retried reads and writes of this process: counts, whose sum is their number.
 RETRIES = list[int]()
 
@@ -45,7 +39,7 @@ def take_retry_count() -> int:
     return repeated
 
 
-class TruncatedError(OSError):
+class TruncatedError(ConnectionError):
     """A read returned fewer bytes than requested."""
 
     def __init__(self, path: str, read: int, size: int) -> None:
@@ -54,8 +48,6 @@ class TruncatedError(OSError):
 
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
-    if isinstance(error, OSError) and isinstance(error.errno, int):
-        return error.errno in _TRANSIENT_ERRNOS
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     kind = refusal_kind(error)

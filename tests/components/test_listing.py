@@ -1,4 +1,4 @@
-"""Listings: by a bucket's API, through its mount, behind a URL; and what they cost."""
+"""Listings: of a bucket and of a disk, and what they cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from shardline.components.preprocess.sources.directories import ClassFolders
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.storage import bucket as objects
 from shardline.components.storage import listing
-from shardline.trainer.base import files
 from shardline.trainer.base.errors import SourceError
 from tests.helpers.fake_storage import fake_storage
 
@@ -34,13 +33,13 @@ NAMES = (
 HIDDEN = (".git/x", "cat/.hidden.jpg", "dog/.cache/1.jpg")
 
 
-class Mounted(NamedTuple):
-    """A bucket that is mounted, and has an API.
+class Bucket(NamedTuple):
+    """A bucket, and a directory with the same files.
 
     Attributes:
-        root: Its directory.
-        objects: What its API tells of, by name.
-        requests: Numbers of the requests to the API that were counted.
+        root: The directory.
+        objects: What is in the bucket, by name.
+        requests: Numbers of the requests that were counted.
         fates: What becomes of the coming requests, the last first; the first stays.
     """
 
@@ -59,25 +58,18 @@ class Mounted(NamedTuple):
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounted]:
-    """An empty mounted bucket, whose name nothing else has."""
-    mounted = Mounted(tmp_path / tmp_path.name, {}, [], [""])
-    mounted.root.mkdir()
-    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(files, "_mounts", lambda: iter([("/", "ext4"), (str(mounted.root), "fuse.gcsfuse")]))
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket, gs://bucket."""
+    bucket = Bucket(tmp_path / "bucket", {}, [], [""])
+    bucket.root.mkdir()
 
     def fate(number: int) -> str:
-        mounted.requests.append(number)
-        return mounted.fates.pop() if len(mounted.fates) > 1 else mounted.fates[0]
+        bucket.requests.append(number)
+        return bucket.fates.pop() if len(bucket.fates) > 1 else bucket.fates[0]
 
-    with fake_storage(mounted.root.name, mounted.objects, fate) as url:
+    with fake_storage("bucket", bucket.objects, fate) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield mounted
-
-
-def unmount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "nothing"))
+        yield bucket
 
 
 def facts(found: Iterator[listing.File]) -> list[tuple[str, int, bool]]:
@@ -88,79 +80,50 @@ def known(source: str, **settings: str) -> Fingerprint:
     return fingerprints.fingerprint(PreprocessSettings(source=source, **settings))  # type: ignore[arg-type]
 
 
-def test_every_way_finds_the_same_in_the_same_order(
-    bucket: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_and_a_disk_are_listed_in_the_same_order(bucket: Bucket) -> None:
     bucket.write(*(f"data/{name}" for name in (*NAMES, *HIDDEN)), "database/x", "data.txt")
-    bucket.objects.update({"data/": b"", "data/bird/": b"", "data/cat//2.jpg": b"never shown by a mount"})
-
-    by_api = list(listing.files_below(f"{bucket.root}/data"))
+    bucket.objects.update({"data/": b"", "data/bird/": b""})
 
     expected = [(name, len(f"data/{name}".encode())) for name in NAMES]
-    assert facts(iter(by_api)) == [(*each, True) for each in expected]
-    assert [Path(file.path).read_bytes() for file in by_api] == [f"data/{name}".encode() for name in NAMES]
-    bucket.fates[0] = "before"
     assert facts(listing.files_below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
-    unmount(monkeypatch, tmp_path)
-    bucket.fates[0] = ""
-    there = [name for name, *_ in listing.files_below(f"gs://{bucket.root.name}/data")]
-    assert there == sorted([*NAMES, "cat//2.jpg"])
+    for root in ("gs://bucket/data", "/gcs/bucket/data"):
+        assert facts(listing.files_below(root)) == [(*each, True) for each in expected]
 
 
-def test_a_thousand_names_are_a_request(bucket: Mounted) -> None:
+def test_a_thousand_names_are_a_request(bucket: Bucket) -> None:
     names = [f"{folder}/{number:04}.jpg" for folder in ("a", "b", "c") for number in range(2500)]
     bucket.objects.update(dict.fromkeys(names, b"jpeg"))
 
-    assert [file.name for file in listing.files_below(str(bucket.root))] == names
+    assert [file.name for file in listing.files_below("gs://bucket")] == names
     assert len(bucket.requests) == 1 + 3 * 3
 
 
-def test_ranges_are_listed_together_and_taken_in_order(bucket: Mounted) -> None:
+def test_ranges_are_listed_together_and_taken_in_order(bucket: Bucket) -> None:
     names = sorted(f"{folder:03}/{number}" for folder in range(100) for number in range(60))
     bucket.objects.update(dict.fromkeys(names, b""))
 
-    assert [file.name for file in listing.files_below(str(bucket.root))] == names
+    assert [file.name for file in listing.files_below("gs://bucket")] == names
     assert len(bucket.requests) <= 1 + 16
 
 
-def test_a_page_that_is_lost_is_asked_for_again(bucket: Mounted) -> None:
+def test_a_page_that_is_lost_is_asked_for_again(bucket: Bucket) -> None:
     bucket.objects.update(dict.fromkeys((f"a/{number}" for number in range(1500)), b""))
     bucket.fates[:] = ["", "lost", "", ""]
 
-    names = [file.name for file in listing.files_below(str(bucket.root))]
+    names = [file.name for file in listing.files_below("gs://bucket")]
 
     assert names == sorted(bucket.objects)
     assert len(bucket.requests) == 1 + 2 + 1
 
 
-def test_without_an_answer_the_mount_is_listed_and_that_is_reported(
-    bucket: Mounted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_fingerprint_sees_of_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.write(*NAMES)
-    source = f"images:{bucket.root}"
-
-    by_api = known(source)
-    bucket.fates[0] = "before"
-    by_mount, again = known(source), known(source)
-
-    assert by_api.known_by == "names, sizes and generations"
-    assert by_mount.known_by == "names, sizes and times"
-    assert by_mount == again
-    assert by_mount.text == by_api.text
-    name = bucket.root.name
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "listed" in line]
-    assert f"gs://{name} is listed through its mount, a request a file, as its API does not answer: " in line
-    assert f"cannot list gs://{name}" in line
-
-
-def test_what_the_fingerprint_sees_of_a_bucket(bucket: Mounted, tmp_path: Path) -> None:
-    bucket.write(*NAMES)
-    source = f"images:{bucket.root}"
+    source = "images:/gcs/bucket"
     first = known(source)
     labels = tmp_path.parent / f"{tmp_path.name}.csv"
     labels.write_text("path,label\n")
 
-    assert known(f"images:gs://{bucket.root.name}") == first
+    assert known("images:gs://bucket") == first
     assert known(source, labels=str(labels)).known_by == "names, sizes, times and generations"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -181,20 +144,20 @@ def test_what_the_fingerprint_sees_of_a_bucket(bucket: Mounted, tmp_path: Path) 
         "*/[!1]*",
     ],
 )
-def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) -> None:
+def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Bucket) -> None:
     bucket.write(*NAMES, *HIDDEN)
     bucket.objects["cat/"] = b""
     wanted = f"{bucket.root}/{pattern}"
     on_disk = [path for path in glob.glob(wanted, recursive=True) if Path(path).is_file()] or [wanted]
 
-    found = list(listing.match_files(f"gs://{bucket.root.name}/{pattern}"))
+    found = list(listing.match_files(f"gs://bucket/{pattern}"))
 
-    assert [file.path for file in found] == sorted(on_disk)
+    assert [file.path.replace("gs://bucket", str(bucket.root)) for file in found] == sorted(on_disk)
     assert all(file.is_generation for file in found)
     assert listing.find_files(wanted) == sorted(on_disk)
 
 
-def test_what_is_missing_has_the_usual_error(bucket: Mounted) -> None:
+def test_what_is_missing_has_the_usual_error(bucket: Bucket) -> None:
     bucket.write(*NAMES)
     for call, path, message in [
         (listing.match_files, "bird/*", "no file matches "),
@@ -205,16 +168,10 @@ def test_what_is_missing_has_the_usual_error(bucket: Mounted) -> None:
             list(call(f"{bucket.root}/{path}"))
 
 
-def test_images_of_a_mounted_bucket_are_listed_by_its_api(
-    bucket: Mounted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_of_a_bucket_are_not_asked_for_one_by_one(bucket: Bucket) -> None:
     bucket.write(*NAMES, *HIDDEN)
-    for name in NAMES:
-        (bucket.root / name).unlink()  # no one notices
-    listed = list[str]()
-    monkeypatch.setattr(listing, "warm_mount", listed.extend)
 
-    source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
+    source = open_source(PreprocessSettings(source="images:/gcs/bucket"))
     examples = [example for example in source if isinstance(example, Example)]
 
     assert isinstance(source, ClassFolders)
@@ -224,9 +181,8 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
         name.partition("/")[0] for name in NAMES
     ]
     assert {example.image for example in examples} == {
-        (f"{bucket.root}/{name}", 1, ~len(name.encode())) for name in NAMES
+        (f"gs://bucket/{name}", 1, ~len(name.encode())) for name in NAMES
     }
-    assert sorted(listed) == [f"{bucket.root}/{name}" for name in source.class_names]
     assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
 
 
@@ -239,26 +195,9 @@ def test_images_that_only_later_rows_of_a_table_name_are_seen_to_change(tmp_path
     assert known(f"table:{table}").digest != first.digest
 
 
-def test_a_mount_lists_as_many_names_as_it_remembers(
-    bucket: Mounted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket.write(*NAMES)
-    monkeypatch.setattr(listing, "_LISTED_NAMES", 2)
-    counted = list[int]()
-    monkeypatch.setattr(
-        listing,
-        "ordered_map",
-        lambda read, folders, **_: (counted.append(read(each)) or counted[-1] for each in folders),
-    )
-
-    listing.warm_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
-
-    assert counted == [2]
-
-
-def test_a_bucket_that_is_not_a_folder_per_class(bucket: Mounted) -> None:
+def test_a_bucket_that_is_not_a_folder_per_class(bucket: Bucket) -> None:
     bucket.write("data/cat/1.jpg", "data/dog/1.jpg", "data/dog/.hidden")
-    source = PreprocessSettings(source=f"images:{bucket.root}/data")
+    source = PreprocessSettings(source="images:gs://bucket/data")
     bucket.objects["data/bird/"] = b""
     with pytest.raises(SourceError, match=r"class folder 'bird' of .* is empty; remove it or fill it"):
         list(open_source(source))

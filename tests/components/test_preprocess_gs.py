@@ -1,4 +1,4 @@
-"""Preprocessing of a source in a bucket that is not mounted, against a server on this machine."""
+"""Preprocessing of a source in a bucket, and into one, against a server on this machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 from google.cloud.storage import Client
 
-from shardline.components.preprocess.run import plan_dataset, write_shards
+from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.tfrecord.example import serialize
 from shardline.components.storage import prefetch
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import SourceError
+from shardline.trainer.base.errors import PlatformError, RunError, SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run, write_images
@@ -153,3 +153,61 @@ def test_records_that_change_between_two_machines_are_refused_by_name(bucket: Bu
     bucket.write("records", records(-1))
     with pytest.raises(SourceError, match=r"'gs://bucket/records' changed while it was read"):
         write_shards(tmp_path / "out", 0, 1)
+
+
+OUT = Path("/gcs/bucket/out")
+
+
+def stored(bucket: Bucket) -> dict[str, bytes]:
+    """The dataset in the bucket, but for its manifest."""
+    found = {name.removeprefix("out/"): data for name, data in bucket.items() if name.startswith("out/")}
+    assert found.pop("manifest.json")
+    return found
+
+
+def files_of(dataset: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in dataset.iterdir() if path.name != "manifest.json"}
+
+
+def test_a_dataset_in_a_bucket_is_the_same_in_few_requests(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    requests = list[int]()
+    bucket.fate = lambda number: requests.append(number) or ""  # type: ignore[func-returns-value]
+    run(f"images:{photos}", OUT, shards=40, processes=2)
+    shards = run(f"images:{photos}", tmp_path / "near", shards=40).shards
+    assert stored(bucket) == files_of(tmp_path / "near")
+    assert len(requests) <= 3 * len(shards) + 20
+    with pytest.raises(SettingsError, match="holds a dataset already"):
+        run(f"images:{photos}", OUT)
+    run(f"images:{photos}", OUT, overwrite=True, seed=1)
+    run(f"images:{photos}", tmp_path / "other", seed=1)
+    assert stored(bucket) == files_of(tmp_path / "other")
+
+
+def test_parts_on_several_machines_write_a_dataset_in_a_bucket(
+    bucket: Bucket, photos: Path, tmp_path: Path
+) -> None:
+    plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), OUT)
+    with pytest.raises(RunError, match=r"48 of 48 shards of .* are not written"):
+        finish(OUT)
+    assert sum(write_shards(OUT, part, 3) for part in (0, 1)) < plan.records
+    write_shards(OUT, 2, 3)
+    del bucket[f"out/{plan.shards[4].file}"]
+    assert write_shards(OUT, 1, 3) == plan.shards[4].records
+    finish(OUT)
+    run(f"images:{photos}", tmp_path / "near", shards=40)
+    assert stored(bucket) == files_of(tmp_path / "near")
+
+
+def test_a_run_that_ended_early_is_continued_in_a_bucket(
+    bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event]
+) -> None:
+    bucket.fate = lambda number: "before" if number > 40 else ""
+    with pytest.raises(PlatformError, match="cannot write gs://bucket/out/"):
+        run(f"images:{photos}", OUT, shards=40)
+    bucket.fate = lambda number: ""
+    run(f"images:{photos}", OUT, shards=40)
+    assert any("shards already done" in event.text for event in events)
+    run(f"images:{photos}", tmp_path / "near", shards=40)
+    assert stored(bucket) == files_of(tmp_path / "near")

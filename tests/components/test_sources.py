@@ -177,11 +177,14 @@ def test_any_failure_behind_a_url_is_one_line() -> None:
         raise RuntimeError("our own mistake keeps its traceback")
 
 
-def test_a_mounted_bucket_is_read_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_in_the_place_of_a_bucket_is_read_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bucket" / "data").mkdir(parents=True)
-    assert remote_files.resolve("gs://bucket/data/x") == f"{tmp_path}/bucket/data/x"
-    assert remote_files.resolve("gs://another/data/x") == "gs://another/data/x"
+    for prefix in ("gs://", "/gcs/"):
+        assert remote_files.resolve(f"{prefix}bucket/data/x") == f"{tmp_path}/bucket/data/x"
+        assert remote_files.resolve(f"{prefix}another/data/x") == "gs://another/data/x"
 
 
 def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:

@@ -139,9 +139,9 @@ def test_any_plan_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
 def test_any_marker_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True, exist_ok=True)
-    (work.done / "a.mark").write_bytes(json.dumps([content]).encode() + b"\n" + HASHES)
+    (work.done / "a.mark").write_bytes(json.dumps(content).encode() + b"\n" + HASHES)
     for found in markers.load(work).values():
-        assert Images.merge([found[0].marker.images, MARKER.images])
+        assert Images.merge([found.marker.images, MARKER.images])
 
 
 def test_plan_and_marker_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_plan_and_marker_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == PLAN
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True)
-    markers.write(work, [(MARKER, HASHES)])
-    ((found,),) = markers.load(work).values()
+    markers.write(work, MARKER, HASHES)
+    (found,) = markers.load(work).values()
     assert (found.marker, b"".join(found.hashes())) == (MARKER, HASHES)
     found.path.write_bytes(found.path.read_bytes()[:-1])
     assert not markers.load(work)

@@ -30,8 +30,8 @@ MAX_TEXT_BYTES = 64 << 20
 #: Errors of a full disk, and of a used-up quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# Network file systems by type, up to a dot: Cloud Storage FUSE is fuse.gcsfuse.
-_NETWORK = {"fuse", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs"}
+# Prefixes of paths in buckets.
+_BUCKETS = ("gs://", "/gcs/")
 
 # Nesting levels that a JSON or TOML text may have: the functions that walk through it are recursive.
 _MAX_DEPTH = 100
@@ -43,7 +43,7 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     Raises SettingsError when the path would leave its bucket.
     """
     text = os.fspath(uri)
-    for prefix in ("gs://", "/gcs/"):
+    for prefix in _BUCKETS:
         if text.startswith(prefix):
             if ".." in text.split("/"):
                 raise SettingsError(f"{text!r} leads out of its bucket; write the path without '..'")
@@ -52,42 +52,16 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 
 
 def bucket_uri(path: str | os.PathLike[str]) -> str:
-    """Returns the URI gs://bucket/x of a path in a bucket that is mounted below /gcs/; else ""."""
-    root = os.path.realpath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
-    real, mount, kind = _mount_of(path)
-    # A plain directory may replace a bucket (GCS_ROOT_VARIABLE).
-    is_bucket = kind == "fuse" and _is_below(mount, root) and real != root
-    return f"gs://{real[len(root) :].strip('/')}" if is_bucket and _is_below(real, root) else ""
+    """Returns the URI gs://BUCKET/x of a path in a bucket, gs:// or /gcs/; "" for any other.
 
-
-def is_mounted(path: str | os.PathLike[str]) -> bool:
-    """Whether a path, or the existing part of it, is on a network file system such as a mounted bucket."""
-    return _mount_of(path)[2] in _NETWORK
-
-
-def _mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
-    """Returns a path with links resolved, its mount point, and the file system's type as in `_NETWORK`."""
-    real, best, kind = os.path.realpath(path), "", ""
-    for mount, of_kind in _mounts():
-        if len(mount) >= len(best) and _is_below(real, mount):
-            best, kind = mount, of_kind
-    return real, best, kind.partition(".")[0]
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
-def _mounts() -> Iterator[tuple[str, str]]:
-    """Yields the directory and the type of every mounted file system (proc_pid_mountinfo(5))."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        before, _, after = line.partition(b" - ")
-        mount = before.split(b" ")[4].decode("unicode_escape").encode("latin-1")
-        yield os.fsdecode(mount), after.split(b" ")[0].decode()
+    A bucket for which a directory stands (GCS_ROOT_VARIABLE) is none.
+    """
+    text = os.fspath(path)
+    if not text.startswith(_BUCKETS):
+        return ""
+    local_path(text)  # refuses '..'
+    name, root = text.removeprefix("gs://").removeprefix("/gcs/"), os.environ.get(GCS_ROOT_VARIABLE)
+    return "" if root and Path(root, name.split("/")[0]).is_dir() else f"gs://{name}"
 
 
 def with_space(text: str, path: str | os.PathLike[str], needed: float = 0) -> str:

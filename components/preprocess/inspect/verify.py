@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import chain, islice, pairwise
@@ -24,9 +21,8 @@ from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
-from shardline.components.storage import remote_files
 from shardline.components.text import enumerate_names, size
-from shardline.trainer.base.errors import RunError, SettingsError, SourceError, printable
+from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
@@ -176,25 +172,6 @@ def _size_and_checksum(path: Path, advance: Callable[[], None]) -> tuple[int, st
     return size, f"{crc:08x}"
 
 
-@contextlib.contextmanager
-def _local_file(path: Path) -> Iterator[Path]:
-    """Yields the path of a file on this disk: of a remote one, a copy that lasts as long as the context."""
-    if not remote_files.is_on_network(str(path)):
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="shardline-") as name:
-        copy = Path(name, path.name)
-        try:
-            remote_files.fetch(str(path), str(copy))
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise RunError(
-                f"no room for a copy of {path} in {name}; set TMPDIR to a directory on a larger disk"
-            ) from None
-        yield copy
-
-
 def _differences(expected: Shard, size: int, checksum: str) -> Iterator[Damage]:
     if size != expected.bytes:
         yield Damage(expected.file, None, f"has {size:,} bytes, the manifest says {expected.bytes:,}")
@@ -298,11 +275,10 @@ class _Checker:
         try:
             size = path.stat().st_size
             if path.is_file():
-                with _local_file(path) as copy:
-                    # The report ends a worker whose parent has ended.
-                    _, checksum = _size_and_checksum(copy, lambda: self._report(0, 0))
-                    damages += _differences(shard, size, checksum)
-                    damages += self._check_records(copy, shard, values)
+                # The report ends a worker whose parent has ended.
+                _, checksum = _size_and_checksum(path, lambda: self._report(0, 0))
+                damages += _differences(shard, size, checksum)
+                damages += self._check_records(path, shard, values)
             else:
                 damages.append(Damage(file, None, "is not a file"))
         except OSError as error:

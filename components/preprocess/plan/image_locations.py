@@ -80,7 +80,7 @@ class ImageReader(AbstractContextManager["ImageReader"]):
             os.close(self._files.popitem()[1])
 
     def prefetch(self, records: Iterable[Fields]) -> None:
-        """Prefetches the images of records where they are remote; then `read` must be called for each."""
+        """Prefetches the images of records that are in a bucket; then `read` must be called for each."""
         with_image = (record for record in records if record.location != NO_LOCATION)
         first = next(with_image, None)
         if first is None:
@@ -88,10 +88,15 @@ class ImageReader(AbstractContextManager["ImageReader"]):
         directories = [each.path for each in self._locations if each.kind == "directory" and each.path]
         if first.length <= WHOLE_FILE:
             path = self._locations[first.location].path + key_text(first.path or first.key)
-            directories.append(os.path.dirname(path))
-        if not any(map(remote_files.is_on_network, directories)):
+            directories.append(path)
+        if not any(map(remote_files.is_remote, directories)):
             return
-        prefetched = ordered_map(self._read_record, chain([first], with_image))
+
+        def read_now(record: Fields) -> bytes:
+            key, path, _, _, location, offset, length = record
+            return ImageReader.read(self, location, offset, length, path, key)
+
+        prefetched = ordered_map(read_now, chain([first], with_image))
 
         def read(*_: object) -> bytes:
             if isinstance(data := next(prefetched), Exception):
@@ -106,7 +111,10 @@ class ImageReader(AbstractContextManager["ImageReader"]):
             prefix = self._prefixes.get(location)
             if prefix is None:
                 prefix = self._prefixes[location] = os.fsencode(self._locations[location].path)
-            return self._read_file(prefix + (path or key), key)
+            file = prefix + (path or key)
+            if file.startswith(b"gs://"):
+                return read_remote(os.fsdecode(file), key_text(key), ~length, offset)
+            return self._read_file(file, key)
         return self._read_span(location, offset, length, key)
 
     def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
@@ -145,18 +153,10 @@ class ImageReader(AbstractContextManager["ImageReader"]):
         if batch:
             yield batch
 
-    def _read_record(self, record: Fields) -> bytes:
-        key, path, _, _, location, offset, length = record
-        if length <= WHOLE_FILE:
-            file = self._locations[location].path + key_text(path or key)
-            return read_remote(file, key_text(key), self._surveyed, ~length, offset)
-        with self._lock:  # files are closed when there are too many
-            return self._read_span(location, offset, length, key)
-
     def _read_span(self, location: int, offset: int, length: int, key: bytes) -> bytes:
-        file = self._file(location)
         try:
-            data = os.pread(file, length, offset)
+            with self._lock:  # files are closed when there are too many
+                data = os.pread(self._file(location), length, offset)
         except OSError as error:
             raise _unreadable(key, error) from None
         if len(data) != length:
@@ -171,7 +171,7 @@ class ImageReader(AbstractContextManager["ImageReader"]):
             self.close()
         location = self._locations[number]
         copy = ""
-        if location.kind == "file" and remote_files.is_on_network(location.path):
+        if location.kind == "file" and remote_files.is_remote(location.path):
             with remote_files.as_source_error(location.path):
                 copy = remote_files.local_copy(location.path)
         try:
@@ -181,7 +181,7 @@ class ImageReader(AbstractContextManager["ImageReader"]):
             raise changed_error(location.path, f"cannot be read any more ({error.strerror})") from None
         self._files[number] = file
         status = os.fstat(file)
-        # Of a file that is far, what there is now that the copy is here: it is no later.
+        # Of an object, what there is now that the copy is here: it is no later.
         found = remote_files.size_and_version(location.path) if copy else (status.st_size, status.st_mtime_ns)
         if location.kind == "file" and found != (location.size, location.changed):
             raise changed_error(location.path, "changed")
@@ -237,7 +237,7 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         if image is None:
             return NO_LOCATION, 0, 0, b"", 0
         if isinstance(image, Path):
-            return self._whole_file(str(image), name)
+            return self._whole_file(remote_files.resolve(str(image)), name)
         if isinstance(image, bytes | bytearray | memoryview):
             return self._keep(bytes(image))
         if hasattr(image, "dtype"):

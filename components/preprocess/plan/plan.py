@@ -26,9 +26,7 @@ from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.records import Numbers, Records
 from shardline.components.preprocess.plan.survey import Survey
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.work_directory import CONCURRENT_COPIES, WorkDirectory, read_small
-from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import ordered_map, with_retries
+from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data.features import Anomaly, Feature, Label
@@ -39,9 +37,6 @@ _WRITER_VERSION = 2
 
 # Up to so many parts are always useful; each further one needs so many records.
 _FEW_PARTS, _RECORDS_PER_PART = 8, 10_000
-
-# Files in a bucket: the hash of the plan, written last, when parts can begin; the records of each shard.
-_PLANNED, _ROWS = "planned", "rows"
 
 
 def shard_count(records: int, training_records: int, *, readers: int, shards: int) -> int:
@@ -241,7 +236,7 @@ def _stratified_split(found: Survey) -> StratifiedSplit:
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
     """Refuses keys that occur twice, where the digests are not of the keys."""
-    groups = find_repeated(blocks(work.keys), sum(found.codes), work.scratch)
+    groups = find_repeated(blocks(work.keys), sum(found.codes), work.path)
     equal = {value for hashes, _ in groups for value in hashes.tolist()}
     if not equal:
         return
@@ -259,46 +254,10 @@ def _duplicate_key(key: bytes) -> SourceError:
     return SourceError(f"key {records.key_text(key)!r} occurs twice; the key of an example must be unique")
 
 
-def upload_plan(plan: Plan, work: WorkDirectory) -> None:
-    """Uploads a written plan to the bucket, where parts on other machines find it."""
-    if not work.is_remote:
-        return
-    for name in (_PLANNED, work.plan.name):
-        (work.path / name).unlink(missing_ok=True)
-    with_retries(lambda path: path.mkdir(exist_ok=True), work.path / _ROWS)
-
-    def upload(name: str) -> None:
-        remote_files.upload(work.scratch / name, work.path / name, before=work.check)
-
-    names = [f"{_ROWS}/{shard.file}" for shard in plan.shards]
-    names += [path.name for path in (work.spool, work.rejected) if path.exists()]
-    for uploaded in ordered_map(upload, names, size=lambda _: 1, in_flight=CONCURRENT_COPIES):
-        if isinstance(uploaded, Exception):
-            raise uploaded
-    (work.scratch / _PLANNED).write_text(xxhash.xxh3_128_hexdigest(work.plan.read_bytes()))
-    for name in (work.plan.name, _PLANNED):
-        upload(name)
-
-
 def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan, Sequence[PlannedShard]]:
-    """Returns the plan and the shards of one part, or of all; fetches their records to this machine."""
-
-    def fetch(names: Sequence[str], directory: Path) -> None:
-        for error in work.fetch(names, directory):
-            raise error
-
-    planned = read_small(work.path / _PLANNED) if work.is_remote else ""
-    if planned:
-        work.guard = work.guard or (_PLANNED, planned)
-        available = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
-        fetch(available, work.scratch)
+    """Returns the plan and the shards of one part, or of all; their records are then on this machine."""
+    work.fetch_plan()
     plan = Plan.load(work.plan)
     shards = plan.shards[part::parts]
-    if work.is_remote:
-        if any(location.kind == "spool" for location in plan.places):
-            fetch([work.spool.name], work.scratch)
-        fetch([f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
-        found = xxhash.xxh3_128_hexdigest(work.plan.read_bytes())
-        if {found, read_small(work.path / _PLANNED)} != {planned}:
-            raise RunError(f"{work.out} is being planned again; start its parts when that has ended")
+    work.fetch_records(shard.file for shard in shards)
     return plan, shards

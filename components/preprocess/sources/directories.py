@@ -1,7 +1,4 @@
-"""Files of a directory, local or in a bucket: images or texts in a folder per class, or listed in a table.
-
-In a mounted bucket, where each costs a request, no stat of single files is made.
-"""
+"""Files of a directory, local or in a bucket: images or texts in a folder per class, or listed in a table."""
 
 from __future__ import annotations
 
@@ -75,8 +72,6 @@ class ClassFolders:
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
-        if isinstance(self._listing, listing.Objects) and not remote_files.is_remote(self._root):
-            listing.warm_mount([os.path.join(self._root, name) for name in self.class_names])
         for file in self._listing.files():
             label = labels.get(file.name.partition("/")[0])
             if label is None:
@@ -94,7 +89,7 @@ class ListedFiles(TableRows):
     """Files listed in the column path of a table, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._is_remote = root, remote_files.is_on_network(root)
+        self._root, self._is_remote = root, remote_files.is_remote(root)
         table = remote_files.resolve(settings.labels)
         columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:

@@ -1,12 +1,11 @@
 """Examples, the Protocol of a source, and reading of image files.
 
-Remote files are each read in one request, many at a time where their content is needed early.
+Objects of a bucket are each read in one request, many at a time where their content is needed early.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardline.components.storage import remote_files
+from shardline.components.storage.bucket import parse_uri
 from shardline.components.storage.prefetch import TruncatedError, is_transient, ordered_map, with_retries
 from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Scalar
@@ -94,27 +94,25 @@ class Source(Protocol):
         """Yields every example once, in any order, and a BadExample for each that cannot be used."""
 
 
-def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
-    """Returns the content of a remote image file, named `key` in messages, in as few requests as possible.
+def read_remote(path: str, key: str, size: int = 0, generation: int = 0) -> bytes:
+    """Returns the content of an image file in a bucket, named `key` in messages.
 
-    A file of a mount that changed after it was `surveyed`, in ns since the epoch, is refused. `size` in bytes
-    and `generation` are those that a listing has found; 0 for unknown.
+    `size` in bytes and `generation` are those that a listing has found; 0 for unknown.
 
     Raises:
         BadRecordError: It cannot be read.
         SourceError: It has changed since it was surveyed, or the bucket does not answer.
     """
 
-    def read(path: str) -> tuple[bytes, int]:
-        if not remote_files.is_remote(path):
-            return read_file(path)
-        data = remote_files.read_bytes(path, generation)
+    def read(path: str) -> bytes:
+        bucket, name = parse_uri(path)
+        data = bucket.read(name, generation)
         if len(data) < size:
             raise TruncatedError(path, len(data), size)
-        return data, 0
+        return data
 
     try:
-        data, changed_at = with_retries(read, path)
+        data = with_retries(read, path)
     except FileNotFoundError:
         if generation:
             raise changed_error(key, "was replaced or removed") from None
@@ -126,12 +124,12 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
                 "run again to continue from there"
             ) from None
         raise BadRecordError(key, f"cannot be read ({remote_files.reason(error)})") from None
-    if changed_at > surveyed or (size and len(data) != size):
+    if size and len(data) != size:
         raise changed_error(key, "changed")
     return data
 
 
-def read_file(path: str | bytes) -> tuple[bytes, int]:
+def read_file(path: bytes) -> tuple[bytes, int]:
     """Returns the content of a file, and the time of its last change in nanoseconds since the epoch."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(file, "rb", buffering=0) as opened:
@@ -145,7 +143,7 @@ def read_file(path: str | bytes) -> tuple[bytes, int]:
 
 
 def prefetched(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
-    """Yields examples, with remote image files replaced by their content.
+    """Yields examples, with image files of a bucket replaced by their content.
 
     Files that are needed twice are then read once. The first image decides for all of them.
     """
@@ -172,7 +170,7 @@ def _prefetch(example: Example | BadExample) -> Example | BadExample:
     if isinstance(image, Span):
         size, generation = ~image.length, image.offset
     try:
-        return example._replace(image=read_remote(path, example.key, sys.maxsize, size, generation))
+        return example._replace(image=read_remote(path, example.key, size, generation))
     except BadRecordError as error:
         return BadExample(error.name, error.reason)
 
@@ -183,11 +181,11 @@ def _size(example: Example | BadExample) -> int:
 
 
 def _remote_path(example: Example | BadExample) -> str:
-    """Returns the path of an example's image if it is a remote file, else ""."""
+    """Returns the path of an example's image if that is a file in a bucket, else ""."""
     image = example.image if isinstance(example, Example) else None
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
-    text = str(path) if isinstance(path, str | Path) else ""
-    return text if text and remote_files.is_on_network(os.path.dirname(text)) else ""
+    text = remote_files.resolve(str(path)) if isinstance(path, str | Path) else ""
+    return text if remote_files.is_remote(text) else ""
 
 
 def changed_error(name: str, how: str) -> SourceError:

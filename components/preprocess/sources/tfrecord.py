@@ -38,7 +38,7 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     SourceError if no file matches, one is not a TFRecord file, or the first record lacks a feature.
     """
     paths = find_files(pattern)
-    remote_files.prefetch_copies(filter(remote_files.is_on_network, paths))
+    remote_files.prefetch_copies(paths)
     splits = _splits_of(paths)
     files = [
         TfRecordFile(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import google_crc32c
 import numpy as np
@@ -22,8 +22,6 @@ from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import markers
 from shardline.components.preprocess.write.markers import FoundMarker, Images, Marker
-from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import ordered_map
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data.features import Feature, Label, Tally
@@ -110,49 +108,38 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
 
 def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, FoundMarker]:
     """Returns the markers of the shards that are done exactly as planned, by file."""
-    known = markers.load(work)
-    # A mount caches the sizes of files that it has listed; otherwise each shard costs a request.
-    listed = set(os.listdir(work.shards)) if work.is_remote else set()
+    known, sizes = markers.load(work), work.shard_sizes()
     return {
         shard.file: found
         for shard in shards
-        for found in known.get(shard.file, ())
-        if _is_done(shard, found.marker, plan, work, listed)
+        if (found := known.get(shard.file))
+        and sizes.get(shard.file) == found.marker.shard.bytes
+        and _is_done(shard, found.marker, plan, work)
     }
 
 
-def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory, listed: set[str]) -> bool:
+def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory) -> bool:
     if marker.identity != plan.identity(shard) or marker.shard.records != shard.records:
         return False
     if marker.labels.keys() != {label.name for label in plan.labels}:
         return False
-    try:
-        path = work.shards / shard.file
-        if shard.file not in listed and work.publishing.exists() and not path.exists():
-            path = work.out / shard.file  # an interrupted run has moved it
-        if path.stat().st_size != marker.shard.bytes:
-            return False
-        return marker.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, marker.surveyed)
-    except OSError:
-        return False
+    return marker.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, marker.surveyed)
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard are unchanged; OSError if one is missing."""
+    """Returns whether the image files of a shard are unchanged."""
     prefixes = [os.fsencode(location.path) for location in plan.places]
     paths = (
         prefixes[location] + (path or key)
         for block in records.read(work.records_path(shard.file))
         for key, path, _, _, location, generation, length in block.fields()
+        # The generations of objects are part of the plan.
         if location != NO_LOCATION and length <= WHOLE_FILE and not generation
     )
-    first = next(paths, None)  # the generations of objects are part of the plan
-    if first is None:
-        return True
-    if not remote_files.is_on_network(os.fsdecode(os.path.dirname(first))):
-        return all(os.stat(path).st_ctime_ns <= since for path in chain([first], paths))
-    statuses = ordered_map(os.stat, chain([first], paths), size=lambda status: 1)
-    return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in statuses)
+    try:
+        return all(os.stat(path).st_ctime_ns <= since for path in paths)
+    except OSError:
+        return False
 
 
 def _fingerprint(
@@ -177,7 +164,7 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
     blocks = (block for shard in shards for block in done[shard.file].hashes())
     repeats = straddling = 0
     groups: list[tuple[int, list[int]]] = []
-    for hashes, numbers in find_repeated(blocks, plan.records, work.scratch):
+    for hashes, numbers in find_repeated(blocks, plan.records, work.path):
         begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         repeats += len(hashes) - len(begins)
         of_shard = np.searchsorted(starts, numbers, side="right") - 1

@@ -1,20 +1,14 @@
 """Completion markers of shards: files of a line of JSON, and hashes of the contents of the shards' examples.
 
-A marker that is cut off, or of another plan, is ignored. In a mounted bucket, where each file takes a request
-or two, the markers of a few seconds share one file.
+A marker that is cut off, or of another plan, is ignored.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +21,6 @@ from shardline.components.preprocess.plan.plan import Plan
 from shardline.components.preprocess.plan.records import Records
 from shardline.components.preprocess.tfrecord.example import parse_entries
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.storage import remote_files
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import RunError, printable
 from shardline.trainer.data.features import (
@@ -42,11 +35,6 @@ from shardline.trainer.data.features import (
     is_class,
 )
 from shardline.trainer.data.manifest import Shard
-
-_BATCH_SECONDS = 5.0
-
-# Shards on this disk that are uploaded to a bucket at the same time, sharing its bandwidth.
-_UPLOADS = 4
 
 
 @dataclass(frozen=True)
@@ -144,101 +132,36 @@ class LabelCounts:
         return {label.name: tally(label, self._values[label.name]) for label in self._labels}
 
 
-class ShardUpload(AbstractContextManager["ShardUpload"]):
-    """Moves or uploads shards and writes their markers, while the next are written. A context manager."""
-
-    def __init__(self, work: WorkDirectory) -> None:
-        self._work = work
-        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_remote else None
-        self._uploads: deque[Future[None]] = deque()
-        self._markers: list[tuple[Marker, bytes]] = []
-        self._lock = threading.Lock()
-        self._saved = time.monotonic()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            while self._uploads and kind is None:
-                self._uploads.popleft().result()
-        finally:
-            if self._pool:
-                self._pool.shutdown(cancel_futures=True)
-            if self._markers:  # uploaded shards stay done, even after an error
-                write(self._work, self._markers)
-
-    def add(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
-        """Adds a complete shard on this machine's disk, and the hashes of its contents."""
-        if self._pool is None:
-            temporary.replace(self._work.shards / marker.shard.file)
-            write(self._work, [(marker, hashes)])
-            return
-        while len(self._uploads) >= _UPLOADS:
-            self._uploads.popleft().result()
-        self._uploads.append(self._pool.submit(self._upload, temporary, marker, hashes))
-
-    def _upload(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
-        path = self._work.shards / marker.shard.file
-        try:
-            remote_files.upload(temporary, path, before=self._work.check)
-            with self._lock:
-                self._markers.append((marker, hashes))
-                if time.monotonic() - self._saved >= _BATCH_SECONDS:
-                    write(self._work, self._markers)
-                    self._markers, self._saved = [], time.monotonic()
-        except OSError as error:
-            raise unwritable(path, error) from None
-        finally:
-            temporary.unlink(missing_ok=True)
+def write(work: WorkDirectory, marker: Marker, hashes: bytes) -> None:
+    """Writes the marker of a shard that is complete and in place, with the hashes of its contents."""
+    content = b"".join((json.dumps(asdict(marker)).encode(), b"\n", hashes))
+    work.add_marker(f"{marker.shard.file}.mark", content)
 
 
-def unwritable(path: Path, error: OSError) -> RunError:
-    """Returns the error of a shard that cannot be written."""
-    return RunError(
-        f"cannot write {path}: {error.strerror or error}; make room and run again to continue from there"
-    )
-
-
-def write(work: WorkDirectory, markers: Sequence[tuple[Marker, bytes]]) -> None:
-    """Writes the markers of shards that are complete and in place, with the hashes of each."""
-    facts = json.dumps([asdict(marker) for marker, _ in markers])
-    # Two runs of the same part may write markers of different groups of shards.
-    name = secrets.token_hex(8) if work.is_remote else markers[0][0].shard.file
-    path = work.done / f"{name}.mark"
-    files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in markers))))
-    if work.is_remote:
-        remote_files.upload(path, work.path / path.name, before=work.check)
-
-
-def load(work: WorkDirectory) -> dict[str, list[FoundMarker]]:
+def load(work: WorkDirectory) -> dict[str, FoundMarker]:
     """Returns all readable markers, by the file of their shard."""
-    found: dict[str, list[FoundMarker]] = {}
-    for each in (each for path in work.marker_files() for each in _read(path)):
-        found.setdefault(each.marker.shard.file, []).append(each)
-    return found
+    return {found.marker.shard.file: found for found in map(_read, work.markers()) if found}
 
 
 def remove_other_markers(plan: Plan, work: WorkDirectory) -> None:
     """Removes markers of other plans, before their shards are written again."""
     planned = {(shard.file, plan.identity(shard)) for shard in plan.shards}
-    for path in work.marker_files():
-        found = {(each.marker.shard.file, each.marker.identity) for each in _read(path)}
-        if not found or not found <= planned:
-            for copy in {path, work.path / path.name}:
-                copy.unlink(missing_ok=True)
+    for path in work.markers():
+        found = _read(path)
+        if not found or (found.marker.shard.file, found.marker.identity) not in planned:
+            work.remove_marker(path.name)
 
 
-def _read(path: Path) -> list[FoundMarker]:
+def _read(path: Path) -> FoundMarker | None:
     try:
         with path.open("rb") as file:
             line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
         facts = files.parse_json(line, str(path), RunError)
-        markers = [deserialize.restore(Marker, each, str(path), RunError) for each in facts]
-    except (OSError, RunError, TypeError, ValueError):
-        return []
-    found, offset = [], len(line)
-    for marker in markers:
-        found.append(FoundMarker(marker, path, offset))
-        offset += HASH_BYTES * marker.shard.records
-    return found if size == offset else []
+        marker = deserialize.restore(Marker, facts, str(path), RunError)
+    except (OSError, RunError):
+        return None
+    is_whole = size == len(line) + HASH_BYTES * marker.shard.records
+    return FoundMarker(marker, path, len(line)) if is_whole else None
 
 
 def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:

@@ -34,10 +34,11 @@ from shardline.components.preprocess.sources.example import changed_error
 from shardline.components.preprocess.tfrecord.example import entries, key_head
 from shardline.components.preprocess.tfrecord.framing import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write.markers import Images, LabelCounts, Marker, ShardUpload, unwritable
+from shardline.components.preprocess.write import markers
+from shardline.components.preprocess.write.markers import Images, LabelCounts, Marker
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import BadRecordError
+from shardline.trainer.base.errors import BadRecordError, RunError
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import LABEL, is_class
 from shardline.trainer.data.manifest import Shard
@@ -68,9 +69,9 @@ class ShardWriter:
         classes = plan.labels[0].outputs if is_class(plan.labels) else ()
         self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
-    def write(self, shard: PlannedShard, uploads: ShardUpload) -> None:
-        """Writes a shard under a temporary name, fsyncs it and adds it to `uploads` with its marker."""
-        temporary = files.temporary_name(self._work.scratch / shard.file)
+    def write(self, shard: PlannedShard) -> None:
+        """Writes a shard under a temporary name, fsyncs it, and adds it to the others with its marker."""
+        temporary = files.temporary_name(self._work.path / shard.file)
         try:
             counts, kinds = LabelCounts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
@@ -82,14 +83,18 @@ class ShardWriter:
             images = Images.from_kinds({kind: count for kind, count in kinds.items() if kind})
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
             marker = Marker(identity, surveyed, written, counts.tallies(), images)
-            uploads.add(temporary, marker, b"".join(hashes))
+            self._work.add_shard(temporary, shard.file)
+            markers.write(self._work, marker, b"".join(hashes))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
                 # It was valid when it was checked.
                 raise changed_error(error.name, f"became unusable ({error.reason})") from None
             if isinstance(error, OSError):
-                raise unwritable(self._work.shards / shard.file, error) from None
+                raise RunError(
+                    f"cannot write {self._work.out / shard.file}: {error.strerror or error}; make room and "
+                    "run again to continue from there"
+                ) from None
             raise
 
     def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind | None]) -> Iterator[bytes]:
@@ -141,7 +146,6 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
         infrequent_gc(),
         remote_files.local_copies(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
-        ShardUpload(work) as uploads,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, upcoming = tee(items)
@@ -152,7 +156,7 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
             for record in block.fields()
         )
         for file in items:
-            writer.write(planned[file], uploads)
+            writer.write(planned[file])
     return {}
 
 
