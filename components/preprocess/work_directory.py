@@ -242,8 +242,8 @@ def _remove_empty(work: WorkDirectory) -> None:
 def _lock(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
     path = work.path / "lock"
     while True:
+        work.path.mkdir(parents=True, exist_ok=True)
         try:
-            work.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # an earlier run has just removed the directory
             continue
@@ -269,9 +269,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
         found = {path.name for path in {*out.iterdir()} - {*work.unfinished_files()}}
         begun = work.publishing.exists()
     present = sorted(found - {NAME, f"{NAME}/"})
-    # An empty work directory is the last trace of a run, removed after everything else.
-    is_bare = NAME in found and not any(work.path.iterdir())
-    if not present or is_bare or work.is_published():
+    if not present or work.is_published():
         return
     try:
         dataset = work.dataset()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from shardline.components.preprocess import work_directory
-from shardline.components.preprocess.run import plan_dataset, preprocess
-from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError, SettingsError, SourceError
-from shardline.trainer.data import manifest as manifests
 from tests.helpers.preprocessing import contents, run, write_images
 
 
@@ -128,7 +124,7 @@ def test_a_directory_that_cannot_be_made() -> None:
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
     with work_directory.hold(tmp_path / "out"):
-        with pytest.raises(RunError, match=rf"another run is writing .*out \(process {os.getpid()} on"):
+        with pytest.raises(RunError, match=r"another run is writing .*out; wait until it has ended"):
             run("digits", tmp_path / "out")
         with (
             pytest.raises(RunError, match="another run"),
@@ -177,16 +173,3 @@ def test_a_run_that_ended_before_it_had_tidied_up_is_complete(
     assert (tmp_path / "out" / ".shardline").exists()
     assert run("digits", tmp_path / "out") == manifest
     assert not (tmp_path / "out" / ".shardline").exists()
-
-
-def test_a_run_that_was_killed_as_it_removed_its_last_trace_is_complete(tmp_path: Path) -> None:
-    done = run("digits", tmp_path / "out")
-    (tmp_path / "out" / ".shardline").mkdir()
-
-    assert run("digits", tmp_path / "out").fingerprint == done.fingerprint
-    for again in (preprocess, plan_dataset):
-        shutil.rmtree(tmp_path / "out" / ".shardline", ignore_errors=True)
-        (tmp_path / "out" / ".shardline").mkdir()
-        with pytest.raises(SettingsError, match="holds a dataset already"):
-            again(PreprocessSettings(source="digits", seed=1, processes=1), tmp_path / "out")
-    assert manifests.load(tmp_path / "out").fingerprint == done.fingerprint
