@@ -192,8 +192,8 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
     contain.
     """
+    from shardline.components.preprocess.inspect.draft import draft
     from shardline.components.preprocess.inspect.stats import stats
-    from shardline.components.preprocess.schema.schema import draft
     from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():

@@ -32,7 +32,7 @@ _LEAST, _SMALL, _RARE = 10, 2_000, 100
 # Rows and images that are looked at, and rows and pixels on which a laptop trains in a minute or two.
 _ROWS, _SAMPLE, _ROWS_TRAINED, _PIXELS_TRAINED = 200_000, 300, 300_000, 250_000_000
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".avif", ".heic", ".heif")
+_IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".avif")
 
 # Names of columns that are to be predicted, and that name a row, or many rows of one patient or shop.
 _TARGET = re.compile(

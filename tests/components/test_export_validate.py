@@ -134,7 +134,7 @@ def test_the_signature_takes_other_sizes_and_formats(exported, manifest):
     model, out = exported
     rng = np.random.default_rng(5)
     images = []
-    for image_format in ("PNG", "JPEG", "BMP", "GIF"):
+    for image_format in ("PNG", "JPEG"):
         buffer = io.BytesIO()
         Image.fromarray(band_image(1, (40, 25, 3), rng)).save(buffer, image_format)
         images.append(buffer.getvalue())
@@ -348,7 +348,10 @@ BAND = encode_png(band_image(0, SHAPE, np.random.default_rng(0)))
     ("damage", "message"),
     [
         (write(make_example("a", BAND, 0), make_example("b", BAND, 3)), r"'b' has label 3, .* 0\.\.2"),
-        (write(make_example("c", b"no image", 0)), "between 'c' and 'c' cannot be served: .*image file"),
+        (
+            write(make_example("c", b"no image", 0)),
+            "between 'c' and 'c' cannot be served: .*not an image that is read",
+        ),
         (write(tf.train.Example().SerializeToString()), "is damaged after 0 examples"),
         (lambda copy: shard_of(copy).write_bytes(shard_of(copy).read_bytes()[:-5]), "the manifest says"),
         (lambda copy: flip(shard_of(copy)), r"is damaged after \d+ examples"),

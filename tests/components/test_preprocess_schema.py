@@ -15,9 +15,10 @@ from click.testing import CliRunner
 
 from shardline.components.configure.changes import detect_changes
 from shardline.components.preprocess.inspect.card import render_card
+from shardline.components.preprocess.inspect.draft import draft
 from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
-from shardline.components.preprocess.schema.schema import draft, read
+from shardline.components.preprocess.schema.schema import read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError, SourceError

@@ -76,7 +76,7 @@ def test_a_metric_that_is_no_share_has_the_power_of_a_normal_difference() -> Non
     test = PairedTest(400, 0.0, spread=1.0, unit="")
 
     assert test.power(0.1) == pytest.approx(norm.cdf(0.1 / 0.05 - norm.ppf(0.975)))
-    assert test.smallest_loss(0.9) == pytest.approx(0.05 * (norm.ppf(0.975) + norm.ppf(0.9)), rel=1e-3)
+    assert test.smallest_loss() == pytest.approx(0.05 * (norm.ppf(0.975) + norm.ppf(0.9)), rel=1e-3)
     # With many examples, what is lost within the tolerance is beyond doubt within it.
     assert PairedTest(10**6, 0.1, spread=1.0).power(0.05) < 1e-6
 
@@ -162,16 +162,13 @@ def plan(*arguments: str) -> Result:
 
 
 def test_plan_says_what_examples_show_and_how_many_a_loss_needs() -> None:
-    shown = plan("--examples", "167", "--differ", "0.04").output.splitlines()[-1]
-    test = PairedTest(167, 0.01, differ=0.04)
+    shown = plan("--examples", "167").output.splitlines()[-1]
+    test = PairedTest(167, 0.01, differ=0.1)
     assert f"167 {test.text(test.smallest_loss() or 0)} {odds(test.power(0.01))}" in " ".join(shown.split())
-
-    needed = plan("--loss", "0.03", "--power", "0.8", "--differ", "0.05").output.splitlines()[-1]
-    assert int(needed.split()[2]) == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03, 0.8)
 
     table = plan("--loss", "0.03").output.splitlines()
     assert [line.split()[0] for line in table[2:]] == ["1", "2", "5", "10"]
-    assert max(map(len, table)) < 80
+    assert int(table[4].split()[2]) == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03)
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])
@@ -194,12 +191,10 @@ def test_plan_reads_the_disagreement_of_a_champion(
         publish(exported, store, quality="")
 
         shown = plan("--champion", store)
-        refused = plan("--champion", store, "--rule", "macro_f1 >= champion (within 0.01)")
 
     assert shown.exit_code == 0, shown.output
     assert shown.output.splitlines()[2].split()[:3] == ["4", "%", "167"]
     assert "4.0 % of the examples differ" in shown.output
-    assert "give a --champion with this metric" in refused.output
 
 
 @pytest.mark.parametrize(
@@ -208,13 +203,9 @@ def test_plan_reads_the_disagreement_of_a_champion(
         ([], "give --examples N or --loss SHARE"),
         (["--examples", "9", "--loss", "0.1"], "give --examples N or --loss SHARE"),
         (["--examples", "0"], "--examples"),
-        (["--loss", "nan"], "nan is no number"),
+        (["--loss", "nan"], "give --examples N or --loss SHARE"),
         (["--loss", "1.5"], "--loss"),
         (["--loss", "0.005"], "'accuracy >= champion (within 0.01)' allows it"),
-        (["--examples", "100", "--rule", "rmse <= champion (within 2 %)"], "give a --champion"),
-        (["--examples", "100", "--rule", "accuracy >= 0.9"], "(within D)"),
-        (["--examples", "100", "--rule", "accuracies"], "cannot read the rule"),
-        (["--examples", "100", "--differ", "0.1", "--champion", "x"], "exclude each other"),
         (["--champion", "nowhere"], "there is no directory nowhere"),
     ],
 )

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from shardline.components.preprocess.inspect.draft import _widened
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
-from shardline.components.preprocess.schema.schema import Schema, _widened, read
+from shardline.components.preprocess.schema.schema import Schema, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Anomaly, Feature, Label

@@ -17,11 +17,7 @@ _EXIF = b"Exif\0\0"
 _TAG = 0x0112
 # Markers of a JPEG's frames, and of a scan.
 _PIXELS_FOLLOW = sorted({*range(0xC0, 0xD0), 0xDA} - {0xC4, 0xC8, 0xCC})
-
-# A BMP with a palette: the table of colours, blue first, follows the header, which begins with its length.
-_BMP_HEADER, _BMP_SHORTEST, _PALETTE_BITS = 14, 40, 8
-# Flags of a WebP: in the header of extended ones, and in that of lossless ones.
-_WEBP_ALPHA, _WEBP_ANIMATED, _LOSSLESS_ALPHA = 0x10, 0x02, 0x10
+_JPEG, _PNG = b"\xff\xd8", b"\x89PNG"
 
 
 class _Bytes:
@@ -54,7 +50,7 @@ class _Bytes:
 
 
 def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns the EXIF orientation of a JPEG, PNG (before its pixels) or WebP, int32 1..8; 1 for none."""
+    """Returns the EXIF orientation of a JPEG, or of a PNG before its pixels, int32 1..8; 1 for none."""
     file = _Bytes(encoded)
 
     def read_first_directory(tiff: tf.Tensor) -> tf.Tensor:
@@ -66,12 +62,11 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         return tf.where((value >= 1) & (value <= 8), value, 1)
 
     # Not one whose pixels are in the first chunk after the header.
-    is_png = file.starts_with(b"\x89PNG") & ~file.has(37, b"IDAT")
-    in_chunks = is_png | file.starts_with(b"RIFF")
+    is_png = file.starts_with(_PNG) & ~file.has(37, b"IDAT")
     tiff = tf.cond(
-        file.starts_with(b"\xff\xd8"),
+        file.starts_with(_JPEG),
         lambda: _find_segment(file),
-        lambda: tf.cond(in_chunks, lambda: _find_chunk(file, is_png), lambda: file.size),
+        lambda: tf.cond(is_png, lambda: _find_chunk(file), lambda: file.size),
     )
     is_tiff = file.has(tiff, b"II*\0") | file.has(tiff, b"MM\0*")
     return tf.cond(is_tiff, lambda: read_first_directory(tiff), lambda: tf.constant(1))
@@ -95,22 +90,20 @@ def _find_segment(file: _Bytes) -> tf.Tensor:
     return tf.where(is_exif(segment), segment + 10, file.size)
 
 
-def _find_chunk(file: _Bytes, is_png: tf.Tensor) -> tf.Tensor:
-    """Returns the same for a PNG, before its pixels, or a WebP."""
+def _find_chunk(file: _Bytes) -> tf.Tensor:
+    """Returns the same for a PNG, before its pixels."""
 
     def is_exif(position: tf.Tensor) -> tf.Tensor:
-        return tf.where(is_png, file.has(position + 4, b"eXIf"), file.has(position, b"EXIF"))
+        return file.has(position + 4, b"eXIf")
 
     def more(position: tf.Tensor) -> tf.Tensor:
-        is_last = (is_png & file.has(position + 4, b"IDAT")) | (position >= file.size)
-        return ~is_last & ~is_exif(position)
+        return ~(file.has(position + 4, b"IDAT") | (position >= file.size)) & ~is_exif(position)
 
     def following(position: tf.Tensor) -> tuple[tf.Tensor]:
-        length = file.number(tf.where(is_png, position, position + 4), 4, ~is_png)
-        step = tf.where(is_png, length + 12, length + length % 2 + 8)
+        step = file.number(position, 4, tf.constant(False)) + 12
         return (tf.where(step > 0, position + step, file.size),)
 
-    (chunk,) = tf.while_loop(more, following, (tf.where(is_png, 8, 12),))
+    (chunk,) = tf.while_loop(more, following, (tf.constant(8),))
     content = chunk + 8 + tf.where(file.has(chunk + 8, _EXIF), len(_EXIF), 0)
     return tf.where(is_exif(chunk), content, file.size)
 
@@ -196,7 +189,7 @@ def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes an image file (PNG, JPEG, BMP, WebP, a GIF's first frame) to uint8 of the stored size.
+    """Decodes a JPEG or PNG to uint8 of the stored size; any other file is an InvalidArgumentError.
 
     The EXIF orientation is applied. An image of another size is then cropped, padded or stretched as the
     manifest says (cropped by default), with antialiased interpolation.
@@ -205,7 +198,13 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
     assert height is not None  # no model is made for images that differ in size
     assert width is not None
     assert channels is not None
-    pixels = turn_upright(_read(encoded, channels), read_orientation(encoded))
+    file = _Bytes(encoded)
+    is_read = tf.debugging.Assert(
+        file.starts_with(_JPEG) | file.starts_with(_PNG), ["not an image that is read; send a JPEG or PNG"]
+    )
+    with tf.control_dependencies([is_read] if is_read is not None else []):
+        decoded = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
+    pixels = turn_upright(decoded, read_orientation(encoded))
 
     def fit() -> tf.Tensor:
         size, mode = tf.shape(pixels), image.resize or "crop"
@@ -219,38 +218,3 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
 
     fits = tf.reduce_all(tf.shape(pixels)[:2] == [height, width])
     return tf.ensure_shape(tf.cond(fits, lambda: pixels, fit), (height, width, channels))
-
-
-def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
-    """Decodes an image of any size to `channels`, 1 or 3, as preprocessing does.
-
-    `tf.io.decode_image` does so only for JPEG and PNG. It converts no other format to grey, returns the
-    palette indices of a BMP, and reads a WebP only with the channels it has.
-    """
-    file = _Bytes(encoded)
-
-    def decode(count: int) -> tf.Tensor:
-        return tf.io.decode_image(encoded, channels=count, expand_animations=False)
-
-    def with_palette() -> tf.Tensor:
-        header, packed = (file.number(tf.constant(at), 4, tf.constant(True)) for at in (_BMP_HEADER, 30))
-        uncompressed = tf.debugging.Assert(
-            (header >= _BMP_SHORTEST) & (packed == 0), ["cannot read a BMP that is compressed; send a PNG"]
-        )
-        with tf.control_dependencies([uncompressed] if uncompressed is not None else []):
-            colours = file.at(_BMP_HEADER + header + 4 * tf.range(256)[:, tf.newaxis] + [2, 1, 0])
-        return tf.gather(tf.cast(colours, tf.uint8), tf.cast(decode(3)[..., 0], tf.int32))
-
-    def without_palette() -> tf.Tensor:
-        flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
-        extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
-        has_alpha = extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0)
-        return tf.cond(file.starts_with(b"RIFF") & has_alpha, lambda: decode(4)[..., :3], lambda: decode(3))
-
-    def other() -> tf.Tensor:
-        has_palette = file.starts_with(b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
-        colour = tf.cond(has_palette, with_palette, without_palette)
-        return colour if channels == 3 else tf.image.rgb_to_grayscale(colour)
-
-    is_usual = file.starts_with(b"\xff\xd8") | file.starts_with(b"\x89PNG")
-    return tf.cond(is_usual, lambda: decode(channels), other)

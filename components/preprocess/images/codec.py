@@ -47,7 +47,7 @@ class StoredImage(NamedTuple):
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
         converted: Properties that are lost or converted, other than by resizing and encoding, here or when a
-            stored image is decoded: "exif orientation", "cmyk", "palette", "alpha", "16 bit", "animation",
+            stored image is decoded: "exif orientation", "cmyk", "alpha", "16 bit", "animation",
             "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
     """
 

@@ -7,11 +7,10 @@ pixels are needed.
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import cv2
@@ -26,7 +25,6 @@ from shardline.components.preprocess.images.structure import (
     Header,
     UnreadableError,
     check_sides,
-    read_orientation,
 )
 from shardline.trainer.data.features import REDUCTIONS, Placement, compute_placement
 
@@ -49,21 +47,15 @@ _KEPT_MEMORY = 1 << 23
 
 # Pillow reads more formats, but some start other programs (EPS) and none of the rest is used for photos.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")
-_HEIF = "HEIF"
 
 _CONVERT = "convert it to JPEG or PNG"
-_UNKNOWN = (
-    f"not an image that can be read ({', '.join(FORMATS)}; HEIC with pip install pillow-heif); {_CONVERT}"
-)
-_UNUSUAL = (
-    "an unusual kind of image (JPEG of 12 bits, of 2 components or lossless; GIF whose first frame leaves a "
-    f"part free); {_CONVERT}"
-)
+_UNKNOWN = f"not an image that can be read ({', '.join(FORMATS)}); {_CONVERT}"
+_UNUSUAL = f"an unusual kind of image (JPEG of 12 bits, of 2 components or lossless); {_CONVERT}"
 
 # Some releases of Pillow open 16 bits of grey as 32.
 _16_BIT_MODES = ("I", "I;16", "I;16B", "I;16L")
 _GREY_MODES = frozenset({"1", "L", "LA", *_16_BIT_MODES})
-_COLOUR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
+_ORIENTATION_TAG = 0x0112
 
 
 class Converter:
@@ -126,22 +118,19 @@ class SourceImage:
     Attributes:
         orientation: EXIF's 1..8, not yet applied by `to_pixels`.
         size: Height and width in pixels, upright.
-        kinds: Properties other than plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit",
-            "animation", "exif orientation", and its format unless that is JPEG or PNG.
+        kinds: What is lost or converted, as in a `StoredImage`.
     """
 
     def __init__(self, opened: Any, header: Header | None) -> None:
         self._opened, mode = opened, opened.mode
         # A camera's JPEG with a second picture (a preview) has the format MPO.
         form = "jpeg" if opened.format == "MPO" else str(opened.format).lower()
-        if form == "gif" and opened.tile and opened.tile[0].extents != (0, 0, *opened.size):
-            raise UnreadableError(_UNUSUAL)  # its first frame is not the picture
-        # `getexif` of Pillow would believe XMP data as well.
-        self.orientation = header.orientation if header else read_orientation(opened.info.get("exif") or b"")
+        # `getexif` of Pillow would believe the XMP data of a JPEG as well.
+        found = header.orientation if header else opened.getexif().get(_ORIENTATION_TAG)
+        self.orientation = found if found in range(1, 9) else 1
         self.size = opened.size[::-1] if self.orientation < 5 else opened.size
         kinds = {
             form: form not in ("jpeg", "png"),
-            "palette": mode in ("P", "PA"),
             "cmyk": mode == "CMYK",
             "16 bit": mode in _16_BIT_MODES,
             "alpha": mode in ("LA", "PA", "RGBA") or "transparency" in opened.info,
@@ -159,14 +148,9 @@ class SourceImage:
         """Returns the first frame, not yet turned, shrunk, as (height, width, 1 or 3); alpha is dropped."""
         image: Image.Image = self._opened
         mode, wanted = image.mode, "L" if image.mode in _GREY_MODES else "RGB"
-        if mode not in _GREY_MODES | _COLOUR_MODES:
-            raise UnreadableError(_UNUSUAL)
         if mode in _16_BIT_MODES:
             # The highest 8 bits, as in TensorFlow; Pillow would clip.
             image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
-        elif image.format == "GIF":  # TensorFlow makes transparent pixels black
-            colours = image.convert("RGBA")
-            image = Image.composite(colours, Image.new("RGBA", image.size), colours.getchannel("A"))
         elif mode in ("P", "PA"):  # through RGBA, as transparent colours of a palette are still colours
             image = image.convert("RGBA")
         elif mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
@@ -178,17 +162,10 @@ class SourceImage:
 
 @contextmanager
 def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImage]:
-    """Opens an image of any of `FORMATS`, or HEIC if pillow-heif is installed; else UnreadableError."""
+    """Opens an image of any of `FORMATS`; UnreadableError if it cannot be used."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
-    formats: tuple[str, ...] = FORMATS
-    if encoded.startswith(b"ftyp", 4):
-        with suppress(ImportError):
-            heif = importlib.import_module("pillow_heif")
-            options = dict.fromkeys(("thumbnails", "depth_images", "aux_images"), False)
-            heif.register_heif_opener(decode_threads=1, **options)
-            formats = (*FORMATS, _HEIF)
     try:
-        with Image.open(io.BytesIO(encoded), formats=formats) as opened:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
             yield SourceImage(opened, header)
     except UnreadableError:
         raise

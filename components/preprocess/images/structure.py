@@ -112,7 +112,7 @@ def check_sides(height: int, width: int, encoding: str) -> None:
         raise UnreadableError(f"a side of more than {longest:,} pixels, which no {encoding} has")
 
 
-def read_orientation(exif: bytes) -> int:
+def _read_orientation(exif: bytes) -> int:
     """Returns the orientation in the first directory of EXIF data, with or without "Exif"; 1 if missing.
 
     The first of several EXIF data applies, as in `trainer.data.decode`.
@@ -142,7 +142,7 @@ def _read_png(data: bytes) -> Header:
     length, name = _PNG_CHUNK.unpack_from(data, position)
     while name != b"IDAT" and name != b"IEND":
         if name == b"eXIf":
-            orientation = orientation or read_orientation(data[position + 8 : position + 8 + length])
+            orientation = orientation or _read_orientation(data[position + 8 : position + 8 + length])
         elif name in _PNG_KINDS:
             kinds.append(_PNG_KINDS[name])
         position += 12 + length
@@ -235,7 +235,7 @@ def _read_jpeg(data: bytes) -> Header:
             position += 1
             continue
         if marker == _APPLICATION and data.startswith(_EXIF, position + 4):
-            orientation = orientation or read_orientation(data[position + 4 : position + 0x10001])
+            orientation = orientation or _read_orientation(data[position + 4 : position + 0x10001])
         position += 2 + (data[position + 2] << 8 | data[position + 3])
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
     standard = marker <= _PROGRESSIVE and precision == 8 and components in (1, 3, 4)

@@ -65,8 +65,8 @@ def export_model(
 
     The SavedModel, which is loaded without Shardline, has these signatures:
 
-    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
-      BMP, WebP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
+    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG or
+      JPEG) of any size; of a table: a tensor [n] per column, named after it;
     * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
     * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
 

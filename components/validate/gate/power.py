@@ -142,18 +142,18 @@ class PairedTest:
         found = binom.sf(fewest - 1, discordant, (differ + loss) / (2 * differ) if differ else 0.5)
         return float(binom.pmf(discordant, n, differ) @ found)
 
-    def smallest_loss(self, power: float = POWER) -> float | None:
-        """Returns the smallest loss that is found as often as `power`; None where none is."""
+    def smallest_loss(self) -> float | None:
+        """Returns the smallest loss that is found in 9 of 10 cases; None where none is."""
         most = 1.0 if self.differ is not None else self.within + 20 * self.spread / math.sqrt(self.examples)
-        if not self.power(most) > power > self.power(0.0):
+        if not self.power(most) > POWER > self.power(0.0):
             return None
-        return float(brentq(lambda loss: self.power(loss) - power, 0.0, most, xtol=1e-9, rtol=1e-6))
+        return float(brentq(lambda loss: self.power(loss) - POWER, 0.0, most, xtol=1e-9, rtol=1e-6))
 
-    def examples_needed(self, loss: float, power: float = POWER) -> int | None:
-        """Returns about how many examples find a loss as often as `power`; None where no number does."""
+    def examples_needed(self, loss: float) -> int | None:
+        """Returns about how many examples find a loss in 9 of 10 cases; None where no number does."""
 
         def surplus(exponent: float) -> float:
-            return replace(self, examples=int(2**exponent)).power(loss) - power
+            return replace(self, examples=int(2**exponent)).power(loss) - POWER
 
         return round(2 ** brentq(surplus, 0, 40)) if surplus(0) < 0 < surplus(40) else None
 
