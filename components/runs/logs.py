@@ -12,7 +12,7 @@ from typing import cast
 
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.platform_run import PlatformRun, read_run
-from shardline.components.runs.record import FAILED, RUNNING, SUCCEEDED, RunRecord, State, collect_results
+from shardline.components.runs.record import FAILED, RUNNING, RunRecord, State, collect_results
 from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
@@ -162,7 +162,6 @@ def read_platform_record(platform: Platform, run: str, state: State | None = Non
         duration_s=found.seconds,
         error=found.error or None,
         parameters=found.parameters,
-        task_s={task.name: task.seconds or 0.0 for task in found.tasks if task.state == SUCCEEDED},
         explanation=explain(failure_of(platform, found)) if state == FAILED else None,
         **{**outcome, "links": {"run": found.link, **outcome["links"]}},
     )
@@ -181,10 +180,7 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
         if any(map(_STATUS.search, messages)):
             break
         try:
-            # An alternative may have run in another location.
-            here = f"/locations/{platform.location}/" in name
-            jobs = (platform if here else Platform.of_resource(name, project=platform.project)).jobs
-            job = call_api(f"read the job {_id(name)}", jobs.get_custom_job, {"name": name})
+            job = call_api(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
             messages.append(str(job.error.message))
         except PlatformError as error:
             progress.report("vertex", str(error))

@@ -165,14 +165,10 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Platfor
     return run_of(call_api(doing, platform.pipelines.get_pipeline_job, request, outage_s=outage_s), platform)
 
 
-def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[PlatformRun]:
-    """Returns the newest runs, `limit` at most, without their tasks; raises as `read_run` does.
-
-    `condition` is a filter of ListPipelineJobs; "" for all.
-    """
+def latest_runs(platform: Platform, limit: int) -> list[PlatformRun]:
+    """Returns the newest runs, `limit` at most, without their tasks; raises as `read_run` does."""
     request = {
         "parent": platform.parent,
-        "filter": condition,
         "order_by": "create_time desc",
         "page_size": min(limit, 100),
         "read_mask": {"paths": list(_LISTED)},

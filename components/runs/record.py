@@ -85,7 +85,6 @@ class RunRecord:
         training: Directory of the trained model, with history.csv; "" without one.
         explanation: Explanation of the failure; None where the run has not failed.
         parameters: Parameters of the pipeline, on this machine with their defaults.
-        task_s: Seconds of each task that has succeeded on the platform, by name.
         facts: Facts that tasks have reported, by name; these and all that follow on this machine only.
         yaml: Path of the compiled pipeline.
         sha256: Its checksum, in hexadecimal.
@@ -111,7 +110,6 @@ class RunRecord:
     training: str = ""
     explanation: Explanation | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    task_s: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     yaml: str = ""
     sha256: str = ""

@@ -142,7 +142,7 @@ def test_a_missing_permission_is_named(fake: FakeServices, method: str) -> None:
 )
 @pytest.mark.parametrize(
     "method",
-    first(MAKING, ["CreatePipelineJob", "CancelPipelineJob", "CreateSchedule", "PauseSchedule"]),
+    first(MAKING, ["CreatePipelineJob", "CancelPipelineJob", "CreateSchedule"]),
 )
 def test_what_is_refused_for_good_is_not_tried_again(
     fake: FakeServices, method: str, code: int, words: str
@@ -208,7 +208,6 @@ def done_once(fake: FakeServices, method: str) -> bool:
         "UploadPipeline": lambda: [len(package.versions) for package in packages] == [1],
         "CreateTag": lambda: [list(package.tags) for package in packages] == [["latest"]],
         "CreateSchedule": lambda: sorted(schedules) == [("nightly", active), (standing, active)],
-        "PauseSchedule": lambda: schedules == [(standing, Schedule.State.PAUSED)],
         "DeleteSchedule": lambda: not schedules,
     }
     return checks[method]() if method in checks else True
@@ -217,7 +216,7 @@ def done_once(fake: FakeServices, method: str) -> bool:
 @pytest.mark.parametrize(
     ("method", "code"),
     [
-        *((method, code_pb2.UNAVAILABLE) for method in (*WAYS, "PauseSchedule")),
+        *((method, code_pb2.UNAVAILABLE) for method in WAYS),
         *(
             pytest.param(method, code, marks=pytest.mark.matrix)
             for method in COMMANDS

@@ -180,14 +180,6 @@ def test_dry_run_shows_in_some_lines_what_matters(fake: FakeVertex) -> None:
     assert fake.services.calls == []
 
 
-def test_the_record_of_a_run_has_the_seconds_of_the_tasks_that_ran(fake: FakeVertex) -> None:
-    assert submit("--job-id", "toy-1", "--wait").exit_code == 0
-
-    seconds = json.loads(shardline("explain", "toy-1", "--json").stdout)["task_s"]
-    assert seconds["for-loop-3.part"] == 75.0
-    assert "preprocess" not in seconds  # taken from the cache
-
-
 def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     """A run directory as `shardline run` leaves it, of this very file."""
     done = submit("--proven")
@@ -335,7 +327,6 @@ def test_a_suggested_command_works_where_the_first_one_did(fake: FakeVertex, tmp
     for name in ("PROJECT", "LOCATION"):
         del os.environ[f"VERTEX_{name}"]
     (tmp_path / "my settings.toml").write_text(f'[vertex]\nlocation = "{LOCATION}"')
-    assert "; 'shardline runs' lists the runs on this machine" in shardline("status").stderr
     options = ("--settings", "my settings.toml", "--project", PROJECT)
     said = shardline(*SUBMIT, "--job-id", "toy-1", *options).stdout
 

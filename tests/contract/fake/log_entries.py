@@ -12,7 +12,7 @@ from google.logging.type import log_severity_pb2
 from google.protobuf import json_format
 
 from tests.contract.fake.api import PROJECT, now, page, refuse
-from tests.contract.fake.filters import Ranked, matching
+from tests.contract.fake.filters import matching
 
 
 class LogEntries:
@@ -69,24 +69,7 @@ def _read(entry: LogEntry, name: str) -> Any:
     """Returns what a filter means by a field of an entry, as JSON names it: resource.labels.job_id."""
     if name == "timestamp":
         return entry.timestamp
-    if name == "severity":
-        names = log_severity_pb2.LogSeverity.keys()  # in the order of their weight
-        return Ranked(log_severity_pb2.LogSeverity.Name(entry.severity), names)
     found: Any = json_format.MessageToDict(LogEntry.pb(entry))
-    for part in _path(name):
+    for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
-
-
-def _path(name: str) -> list[str]:
-    """Splits a.b."c.d" at its points."""
-    parts: list[str] = []
-    for index, piece in enumerate(name.split('"')):
-        parts += [piece] if index % 2 else [part for part in piece.split(".") if part]
-    # Filters write field names in either way.
-    return [_camel(parts[0]), *parts[1:]]
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(other.title() for other in others)

@@ -25,17 +25,10 @@ _PACKAGE = f"{_REPOSITORY}/packages/{{package}}"
 REGISTRY_ROUTES = (
     route("UploadPipeline", "POST", _KFP, "/{project}/{repository}"),
     route("DownloadPipeline", "GET", _KFP, "/{project}/{repository}/{package}/{version}"),
-    route("ListPackages", "GET", _API, f"{_REPOSITORY}/packages"),
-    route("GetPackage", "GET", _API, _PACKAGE),
-    route("DeletePackage", "DELETE", _API, _PACKAGE),
-    route("ListVersions", "GET", _API, f"{_PACKAGE}/versions"),
     route("GetVersion", "GET", _API, f"{_PACKAGE}/versions/{{version}}"),
-    route("DeleteVersion", "DELETE", _API, f"{_PACKAGE}/versions/{{version}}"),
-    route("ListTags", "GET", _API, f"{_PACKAGE}/tags"),
     route("GetTag", "GET", _API, f"{_PACKAGE}/tags/{{tag}}"),
     route("CreateTag", "POST", _API, f"{_PACKAGE}/tags"),
     route("UpdateTag", "PATCH", _API, f"{_PACKAGE}/tags/{{tag}}"),
-    route("DeleteTag", "DELETE", _API, f"{_PACKAGE}/tags/{{tag}}"),
 )
 
 
@@ -111,36 +104,9 @@ class Registry:
         version = self._version(found, found.tags.get(version, version))
         return next(iter(yaml.safe_load_all(found.versions[version]))), version
 
-    def list_packages(self, request: WebRequest) -> dict[str, Any]:
-        prefix = _repository(request.fields)
-        return {"packages": [{"name": name} for name in self.packages if name.startswith(f"{prefix}/")]}
-
-    def get_package(self, request: WebRequest) -> dict[str, Any]:
-        return {"name": self._package(request.fields)[0]}
-
-    def delete_package(self, request: WebRequest) -> dict[str, Any]:
-        del self.packages[self._package(request.fields)[0]]
-        return {"done": True}
-
-    def list_versions(self, request: WebRequest) -> dict[str, Any]:
-        name, package = self._package(request.fields)
-        return {"versions": [_as_version(name, package, version) for version in package.versions]}
-
     def get_version(self, request: WebRequest) -> dict[str, Any]:
         name, package = self._package(request.fields)
         return _as_version(name, package, self._version(package, request.fields["version"]))
-
-    def delete_version(self, request: WebRequest) -> dict[str, Any]:
-        _, package = self._package(request.fields)
-        version = self._version(package, request.fields["version"])
-        if version in package.tags.values():
-            raise ApiError(code_pb2.FAILED_PRECONDITION, f"version {version} has tags")
-        del package.versions[version]
-        return {"done": True}
-
-    def list_tags(self, request: WebRequest) -> dict[str, Any]:
-        name, package = self._package(request.fields)
-        return {"tags": [_as_tag(name, package, tag) for tag in package.tags]}
 
     def get_tag(self, request: WebRequest) -> dict[str, Any]:
         name, package = self._package(request.fields)
@@ -158,11 +124,6 @@ class Registry:
         name, package = self._package(request.fields)
         tag = self._tag(package, request.fields["tag"])
         return self._set_tag(name, package, tag, request)
-
-    def delete_tag(self, request: WebRequest) -> dict[str, Any]:
-        _, package = self._package(request.fields)
-        del package.tags[self._tag(package, request.fields["tag"])]
-        return {}
 
     def _set_tag(self, name: str, package: Package, tag: str, request: WebRequest) -> dict[str, Any]:
         wanted = yaml.safe_load(request.body)["version"].rpartition("/")[2]

@@ -73,7 +73,6 @@ class Schedules:
     def resume_schedule(self, request: schedule_service.ResumeScheduleRequest) -> empty_pb2.Empty:
         schedule = self._in_state(request.name, Schedule.State.PAUSED)
         schedule.state = Schedule.State.ACTIVE
-        schedule.catch_up = request.catch_up
         schedule.last_resume_time = schedule.update_time = now()
         _set_next_run(schedule)
         return empty_pb2.Empty()

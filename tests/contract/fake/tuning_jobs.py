@@ -10,8 +10,7 @@ from google.cloud.aiplatform_v1.types import HyperparameterTuningJob, JobState, 
 from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
-from tests.contract.fake.api import Outcome, find, location, now, page, refuse
-from tests.contract.fake.filters import matching, ordered
+from tests.contract.fake.api import Outcome, find, location, now, refuse
 from tests.contract.fake.rules import spec_faults
 
 #: Runs a tuning job: fills in its trials and says how it ended.
@@ -92,17 +91,6 @@ class TuningJobs:
         job = find(self.jobs, request.name)
         self._ended[job.name].wait(_PATIENCE_S)
         return job
-
-    def list_hyperparameter_tuning_jobs(
-        self, request: job_service.ListHyperparameterTuningJobsRequest
-    ) -> Any:
-        parent = location(request.parent)
-        jobs = [job for job in self.jobs.values() if job.name.startswith(f"{parent}/")]
-        found = ordered(matching(jobs, request.filter, getattr), "", ("create_time",))
-        items, token = page(found, request)
-        return job_service.ListHyperparameterTuningJobsResponse(
-            hyperparameter_tuning_jobs=items, next_page_token=token
-        )
 
     def cancel_hyperparameter_tuning_job(
         self, request: job_service.CancelHyperparameterTuningJobRequest

@@ -49,13 +49,11 @@ class FakeVertex:
     Attributes:
         services: What it knows.
         environment: Variables with which an unmodified client, in a process of its own, talks to it.
-        rest_endpoint: Where it speaks REST.
         refused: What clients have asked the proxy for beside it.
     """
 
     services: FakeServices
     environment: dict[str, str]
-    rest_endpoint: str
     refused: list[str]
 
     @property
@@ -105,7 +103,7 @@ def fake_vertex(
             "NO_GCE_CHECK": "true",
             "STORAGE_EMULATOR_HOST": stack.enter_context(_storage()),
         }
-        yield FakeVertex(services, environment, rest, refused)
+        yield FakeVertex(services, environment, refused)
 
 
 @functools.cache
