@@ -11,8 +11,8 @@ from typing import Any
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
-from shardline.components.vertex import forms
-from shardline.components.vertex.client import Platform, check_host
+from shardline.components.vertex.client import Platform
+from shardline.components.vertex.forms import Form
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.tables import (
@@ -166,20 +166,10 @@ _PLACEHOLDER = re.compile(
     r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
     r"|@(?P<account>my-project)\.iam\b"
 )
-#: The format of each value.
-_FORMS = {
-    "project": forms.PROJECT,
-    "location": forms.LOCATION,
-    "pipeline_root": forms.BUCKET_PATH._replace(description="a directory in Cloud Storage, gs://BUCKET/PATH"),
-    "service_account": forms.SERVICE_ACCOUNT,
-    "network": forms.NETWORK,
-    "encryption_spec_key_name": forms.ENCRYPTION_KEY,
-    "registry": forms.Form(
-        r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
-        "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
-    ),
-    "api_endpoint": forms.Form(r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
-}
+_REGISTRY = Form(
+    r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
+    "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,29 +189,18 @@ class Environment:
     encryption_spec_key_name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     registry: str = ""
-    api_endpoint: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     file: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, form in _FORMS.items():
-            value = getattr(self, name)
-            if value and not form.fits(value):
-                raise SettingsError(f"{name} must be {form.description}, got {value!r}{self._origin(name)}")
-        if self.api_endpoint:
-            try:
-                check_host(self.api_endpoint)
-            except SettingsError as error:
-                raise SettingsError(f"api_endpoint: {error}{self._origin('api_endpoint')}") from None
-        forms.check_labels(self.tags, self._origin("tags"))
+        if self.registry and not _REGISTRY.fits(self.registry):  # it receives this account's token
+            origin = f" (from {self.origins['registry']})" if "registry" in self.origins else ""
+            raise SettingsError(f"registry must be {_REGISTRY.description}, got {self.registry!r}{origin}")
 
     @property
     def platform(self) -> Platform:
         """The platform's services there; clients are created when used."""
-        return Platform(self.project, self.location, self.api_endpoint)
-
-    def _origin(self, name: str) -> str:
-        return f" (from {self.origins[name]})" if name in self.origins else ""
+        return Platform(self.project, self.location)
 
 
 #: The values of an environment, and those that are options of commands too.

@@ -103,16 +103,12 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
     )
     # Not the account: training has its own.
-    same = (
-        *("restart_job_on_worker_restart", "network", "reserved_ip_ranges", "psc_interface_config"),
-        *("encryption_spec_key_name", "extra", "tags"),
-    )
+    same = ("restart_job_on_worker_restart", "network", "encryption_spec_key_name", "extra", "tags")
     return CustomJobSettings(
         **{name: getattr(job, name) for name in same},
         cluster=Cluster.of(pool),
         timeout=machine.timeout,
         num_retries=0,
-        persistent_resource_id="",
     )
 
 

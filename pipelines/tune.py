@@ -100,7 +100,4 @@ def job_arguments(settings: Settings) -> dict[str, Any]:
     """Returns the fields of the tuning job that are fixed when the pipeline is compiled."""
     arguments = settings.train.arguments
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root
-    if settings.train.strategy != "FLEX_START":
-        arguments["max_wait_duration"] = ""  # the API refuses it with any other strategy
-    own = {"display_name": settings.train.display_name or TUNE, "extra": settings.train.extra}
-    return own | arguments
+    return {"display_name": TUNE, "extra": settings.train.extra, **arguments}

@@ -16,7 +16,7 @@ from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
 from shardline.components.register.settings import Deploy, ModelUpload
-from shardline.components.vertex.job import ENCRYPTION_KEY
+from shardline.components.vertex.job import CustomJobSettings
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
 PROJECT = "{{$.pipeline_google_cloud_project_id}}"
@@ -99,7 +99,7 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         description=ready.outputs["Output"],
         unmanaged_container_model=ready.outputs["serving"],
         labels={**labels, **upload.tags},
-        encryption_spec_key_name=ENCRYPTION_KEY,
+        encryption_spec_key_name=CustomJobSettings.encryption_spec_key_name,
         **({"parent_model": _existing(parent, VertexModel)} if parent else {}),
     )
 
@@ -120,7 +120,7 @@ def deploy_tasks(
                 location=LOCATION,
                 display_name=name,
                 labels=dict(labels),
-                encryption_spec_key_name=ENCRYPTION_KEY,
+                encryption_spec_key_name=CustomJobSettings.encryption_spec_key_name,
             )
         ]
         endpoint = tasks[0].outputs["endpoint"]

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardline.components.vertex.forms import (
-    MAX_DISPLAY_NAME,
-    MODEL,
-    check_labels,
-    check_pasted_text,
-)
+from shardline.components.vertex.forms import MODEL
 from shardline.trainer.base.errors import SettingsError
 
 
@@ -43,13 +38,7 @@ class ModelUpload:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_pasted_text("display_name", self.display_name)
-        if not 1 <= len(self.display_name) <= MAX_DISPLAY_NAME:
-            raise SettingsError(
-                f"display_name must have 1 to {MAX_DISPLAY_NAME} characters, got {len(self.display_name)}"
-            )
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
         if self.parent_model and not MODEL.fits(self.parent_model):
             raise SettingsError(f"parent_model must be {MODEL.description}, got {self.parent_model!r}")
-        check_labels(self.tags)

@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from google_cloud_pipeline_components.v1.custom_job import (
-    CustomTrainingJobOp,
     create_custom_training_job_from_component,
 )
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.components.vertex.job import CustomJobSettings
-from shardline.trainer.base.errors import SettingsError
 
 #: The executor input of a task, and the same of the launching task, escaped for a text inside its payload.
 _EXECUTOR_INPUT, _ESCAPED_EXECUTOR_INPUT = "{{$}}", "{{$.json_escape[1]}}"
@@ -45,21 +42,10 @@ def custom_job(
     """Returns a factory of CustomJob tasks that run a component on every replica of the cluster.
 
     The task has the component's own parameters and outputs; tags of the settings override `labels`.
-    Raises SettingsError when a parameter of the component has the name of one of the CustomJob's, which would
-    be overridden, or its source or a label would be changed on the way.
     """
-    clashes = set(component.component_spec.inputs or ()) & set(CustomTrainingJobOp.component_spec.inputs)
-    if clashes:
-        raise SettingsError(
-            f"component {component.name!r} has parameters that a CustomJob has too: {sorted(clashes)}; "
-            "rename them"
-        )
     all_labels = {"component": component.name, **(labels or {}), **settings.tags}
-    check_labels(all_labels)
-    display_name = settings.display_name or component.name
-    check_pasted_text("display_name", display_name)
     job = create_custom_training_job_from_component(
-        component, display_name=display_name, labels=all_labels, **settings.arguments
+        component, display_name=component.name, labels=all_labels, **settings.arguments
     )
     specs = settings.cluster.specs(_container_of(component))
     job.component_spec.inputs["worker_pool_specs"].default = specs
@@ -69,7 +55,7 @@ def custom_job(
     def task(**inputs: Any) -> dsl.PipelineTask:
         created = job(**inputs)
         if settings.num_retries:
-            created.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+            created.set_retry(settings.num_retries, backoff_duration="60s")
         return created
 
     return task
@@ -92,11 +78,6 @@ def _container_of(component: BaseComponent) -> dict[str, Any]:
     """Returns the container_spec that runs a component on the replicas of a custom job."""
     container = component.component_spec.implementation.container
     parts = {key: [str(part) for part in getattr(container, key) or ()] for key in ("command", "args")}
-    if any("{{$" in part and part != _EXECUTOR_INPUT for part in parts["command"] + parts["args"]):
-        raise SettingsError(
-            f"the source of component {component.name!r} holds '{{{{$', which begins a placeholder that "
-            "the platform replaces; split the text in two"
-        )
     inputs = {_EXECUTOR_INPUT: _ESCAPED_EXECUTOR_INPUT}
     return {"image_uri": container.image, "env": container.env or {}} | {
         key: [inputs.get(part, part) for part in both] for key, both in parts.items()

@@ -90,7 +90,7 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
     from google.protobuf.json_format import MessageToDict
 
     name = parts.path.removeprefix("/v1/")
-    jobs = Platform.of_resource(name, endpoint=parts.netloc).jobs
+    jobs = Platform.of_resource(name).jobs
     job = call_api(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
     return dict(MessageToDict(type(job).pb(job)))
 

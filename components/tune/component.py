@@ -13,7 +13,7 @@ from kfp import dsl
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 #: GCPC's own image, of the version that is installed.
 _IMAGE = str(CustomTrainingJobOp.component_spec.implementation.container.image)
-_SCHEDULING = ("timeout", "restart_job_on_worker_restart", "strategy", "max_wait_duration")
+_SCHEDULING = ("timeout", "restart_job_on_worker_restart", "strategy")
 
 
 def plan_study(
@@ -103,9 +103,7 @@ def tuning_job(fixed: Mapping[str, Any]) -> Any:
 
     Args:
         fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials'
-            CustomJobSpec and its scheduling; an empty text is left out of the request. max_wait_duration
-            must be empty unless strategy is FLEX_START: the API refuses it, and unlike the launcher of
-            custom jobs, this one keeps it.
+            CustomJobSpec and its scheduling; an empty text is left out of the request.
     """
     trial = dict(fixed)
     key = {"kms_key_name": trial.pop("encryption_spec_key_name")}

@@ -8,13 +8,13 @@ The model goes to AIP_MODEL_DIR, which is another directory for each trial.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
-from shardline.components.vertex.forms import check_text
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
@@ -27,6 +27,8 @@ METRIC_OPTION = "tuning_metric"
 #: Scales, and their names in StudySpec.ParameterSpec.ScaleType.
 SCALES = {name: f"UNIT_{name.upper()}_SCALE" for name in ("linear", "log", "reverse_log")}
 _MAX_VALUES = 1000
+#: The beginning of a placeholder other than the platform's own.
+_PLACEHOLDER = re.compile(r"\{\{\$(?!\.pipeline_\w+\}\})|\{\{channel:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +237,8 @@ def plan(
     reporting = settings.with_tuned({"tuning_metric": searched.metric})
     arguments = {"dataset": dataset, "training": vars(reporting), "parameters": searched.types}
     argument = json.dumps(arguments, ensure_ascii=False)
-    check_text("a parameter of the training", argument)
+    if found := _PLACEHOLDER.search(argument):  # the platform would fail on it, or replace it
+        raise SettingsError(f"a parameter of the training holds {found[0]!r}, which begins a placeholder")
     pools: list[Any] = restore_integers({"pools": list(worker_pool_specs)})["pools"]
     for pool in pools:
         container = pool.get("container_spec", {})  # none in an empty slot

@@ -35,29 +35,7 @@ _MAX_UNREACHED_RETRIES = 3
 #: Seconds of retries where a service is busy.
 _RETRY_S = 60.0
 
-#: Environment variable: hosts other than Google's that may receive a token: HOST,HOST:PORT.
-HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
-#: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, and endpoints of
-#: Private Service Connect. Source: MREP_JURISDICTIONS in google.cloud.aiplatform.constants.base,
-#: _get_default_mtls_endpoint of the clients, _is_regional_endpoint in google.auth.credentials.
-_HOST = re.compile(
-    r"(([a-z0-9-]+-)?aiplatform(\.[a-z0-9-]+\.rep)?(\.mtls)?|private|restricted|[a-z0-9-]+(\.[a-z0-9-]+)*\.p)"
-    r"\.googleapis\.com(:443)?"
-)
 _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
-
-
-def check_host(host: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses a host of the API that is neither Google's nor one that the environment allows.
-
-    A settings file names the API's host, which receives this account's token.
-    """
-    allowed = environ.get(HOSTS_VARIABLE, "").replace(",", " ").split()
-    if not _HOST.fullmatch(host) and host not in allowed:
-        raise SettingsError(
-            f"{host!r} is not a host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com)"
-            f" and would receive this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"
-        )
 
 
 def _service(name: str, doc: str) -> cached_property[Any]:
@@ -77,18 +55,13 @@ def _service(name: str, doc: str) -> cached_property[Any]:
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform's services in one project (id or number) and region; a client is made when first used.
-
-    Attributes:
-        endpoint: Host of the Vertex AI API; "" for the region's.
-    """
+    """The platform's services in one project (id or number) and region; a client is made when first used."""
 
     project: str
     location: str
-    endpoint: str = ""
 
     @classmethod
-    def of_resource(cls, name: str, *, project: str = "", endpoint: str = "") -> Self:
+    def of_resource(cls, name: str, *, project: str = "") -> Self:
         """Returns the project and region of a resource name, projects/P/locations/L/...
 
         P is often a number; `project` is an id to use instead.
@@ -96,7 +69,7 @@ class Platform:
         match = _NAME.match(name)
         if match is None:
             raise PlatformError(f"{name!r} is not a resource name, projects/P/locations/L/...")
-        return cls(project or match["project"], match["location"], endpoint)
+        return cls(project or match["project"], match["location"])
 
     @property
     def parent(self) -> str:
@@ -105,10 +78,10 @@ class Platform:
 
     @property
     def host(self) -> str:
-        """Host of the Vertex AI API; raises SettingsError as `check_host` does."""
-        host = self.endpoint or f"{self.location}-aiplatform.googleapis.com"
-        check_host(host)
-        return host
+        """Host of the Vertex AI API; it receives a token, so SettingsError where the location is no name."""
+        if not re.fullmatch(r"[a-z0-9-]+", self.location):
+            raise SettingsError(f"location must be a region such as europe-west4, got {self.location!r}")
+        return f"{self.location}-aiplatform.googleapis.com"
 
     pipelines = _service("PipelineServiceClient", "Runs of pipelines.")
     schedules = _service("ScheduleServiceClient", "Schedules.")

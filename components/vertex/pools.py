@@ -1,8 +1,4 @@
-"""Worker pools of a training job, the cluster that they form, and their WorkerPoolSpecs.
-
-A `WorkerPool` has a field for each key of the CustomJob API's WorkerPoolSpec (`_PATHS`). A `Cluster` assigns
-pools to roles.
-"""
+"""Worker pools of a training job, the cluster that they form, and their WorkerPoolSpecs."""
 
 from __future__ import annotations
 
@@ -10,36 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardline.components.vertex.forms import (
-    MACHINE_TYPE,
-    MAX_VARIABLES,
-    PLATFORM_VARIABLE,
-    VARIABLE,
-    check_accelerators,
-    check_text,
-)
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 
-BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 #: Prefixes of machine types with TPUs.
-TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
-RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NfsMount:
-    """A directory of a file server, mounted on every replica of a pool as /mnt/nfs/`mount_point`."""
-
-    server: str
-    path: str
-    mount_point: str
-
-    def __post_init__(self) -> None:
-        if not self.server or not self.mount_point:
-            raise SettingsError("an NFS mount needs server, path and mount_point")
-        if not self.path.startswith("/"):
-            raise SettingsError(f"path of an NFS mount starts with '/', got {self.path!r}")
+_TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,54 +25,16 @@ class WorkerPool:
     replica_count: int = 1
     accelerator_type: str = ""
     accelerator_count: int = 0
-    reservation_affinity_type: str = ""
-    reservation_affinity_key: str = ""
-    reservation_affinity_values: tuple[str, ...] = ()
     boot_disk_size_gb: int = 100
     image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    nfs_mounts: tuple[NfsMount, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.replica_count < 1:
-            raise SettingsError(f"replica_count must be at least 1, got {self.replica_count}")
-        if not MACHINE_TYPE.fits(self.machine_type):
-            raise SettingsError(f"machine_type must be {MACHINE_TYPE.description}, got {self.machine_type!r}")
-        check_accelerators(self.accelerator_type, self.accelerator_count)
-        if self.machine_type.startswith(TPU_FAMILIES) or self.accelerator_type.startswith("TPU"):
+        if self.machine_type.startswith(_TPU_FAMILIES) or self.accelerator_type.startswith("TPU"):
             raise SettingsError(
                 f"machine_type {self.machine_type} has TPUs, on which Shardline does not train; "
                 "use CPUs or GPUs"
             )
-        if self.boot_disk_size_gb < 100:
-            raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
-        kind = self.reservation_affinity_type
-        if kind not in ("", *RESERVATION_AFFINITY_TYPES):
-            raise SettingsError(
-                f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
-            )
-        reservation = self.reservation_affinity_key, self.reservation_affinity_values
-        if not (all(reservation) if kind == "SPECIFIC_RESERVATION" else not any(reservation)):
-            raise SettingsError(
-                "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
-                "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
-            )
-        if len(self.env) > MAX_VARIABLES - 2:  # and our own
-            most = MAX_VARIABLES - 2
-            raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
-        for name, value in self.env.items():
-            if not VARIABLE.fits(name):
-                raise SettingsError(f"env: {name!r} is not the name of an environment variable")
-            if PLATFORM_VARIABLE.fits(name):
-                raise SettingsError(f"env: {name} is set by the platform; leave it out")
-            check_text(f"env.{name}", value)
-        for name in ("accelerator_type", "image_uri", "reservation_affinity_key"):
-            check_text(name, getattr(self, name))
-
-    @property
-    def machine(self) -> tuple[str, str, int]:
-        """Machine type, accelerator type and accelerator count."""
-        return self.machine_type, self.accelerator_type, self.accelerator_count
 
     @property
     def accelerators(self) -> str:
@@ -122,35 +55,18 @@ class WorkerPool:
         shared = container.get("env", {})
         variables = {**self.env, **shared, **{name: value for name, value in own.items() if value}}
         env = [{"name": name, "value": value} for name, value in variables.items()]
-        pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
-        for path, name in _PATHS.items():
-            value = getattr(self, name)
-            if not value or name == "env":
-                continue
-            if isinstance(value, tuple):
-                value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
-            *tables, key = path.split(".")
-            node = pool
-            for table in tables:
-                node = node.setdefault(table, {})
-            node[key] = value
-        return pool
+        machine: dict[str, Any] = {"machine_type": self.machine_type}
+        if self.accelerator_type or self.accelerator_count:
+            machine["accelerator_type"] = self.accelerator_type
+            machine["accelerator_count"] = self.accelerator_count
+        image = self.image_uri or container["image_uri"]
+        return {
+            "container_spec": {**container, "image_uri": image, "env": env},
+            "machine_spec": machine,
+            "replica_count": self.replica_count,
+            "disk_spec": {"boot_disk_size_gb": self.boot_disk_size_gb},
+        }
 
-
-#: Fields by the path of their key in a WorkerPoolSpec.
-_PATHS = {
-    "machine_spec.machine_type": "machine_type",
-    "machine_spec.accelerator_type": "accelerator_type",
-    "machine_spec.accelerator_count": "accelerator_count",
-    "machine_spec.reservation_affinity.reservation_affinity_type": "reservation_affinity_type",
-    "machine_spec.reservation_affinity.key": "reservation_affinity_key",
-    "machine_spec.reservation_affinity.values": "reservation_affinity_values",
-    "replica_count": "replica_count",
-    "container_spec.image_uri": "image_uri",
-    "container_spec.env": "env",
-    "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
-    "nfs_mounts": "nfs_mounts",
-}
 
 #: The platform's own program for a Reduction Server.
 REDUCTION_SERVER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
@@ -183,20 +99,9 @@ class Cluster:
     evaluator: WorkerPool | None = None
 
     def __post_init__(self) -> None:
-        if self.chief.replica_count != 1:
-            raise SettingsError(
-                f"the chief is one replica, got replica_count {self.chief.replica_count}; "
-                "further replicas are workers"
-            )
         if self.parameter_servers and self.reduction_server:
             raise SettingsError(
                 "parameter_servers and reduction_server share one worker pool; leave one of them out"
-            )
-        if self.parameter_servers and not self.workers:
-            raise SettingsError("parameter_servers need workers; raise replica_count to 2 or more")
-        if self.reduction_server and not (self.workers and self.workers.accelerator_count):
-            raise SettingsError(
-                "reduction_server adds up the gradients of workers with GPUs; there are no such workers"
             )
 
     @classmethod

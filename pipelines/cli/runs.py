@@ -17,7 +17,6 @@ import click
 
 from shardline.components.runs.record import CANCELLED, FAILED, RunRecord
 from shardline.components.text import facts
-from shardline.components.vertex.forms import check_labels
 from shardline.pipelines.cli.options import (
     PATH,
     PLATFORM_OPTIONS,
@@ -96,7 +95,6 @@ def submit(
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
-    check_labels(own := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
     parameters, warnings = check_run(spec, given or {}, location=environment.location)
     proof = proofs.describe(content)
     request = submission.job_request(
@@ -104,7 +102,7 @@ def submit(
         spec,
         parameters,
         job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
-        tags=own,
+        tags=pairs(tags, "--tag", SettingsError, "KEY=VALUE"),
         enable_caching=False if no_cache else None,
         template_uri=template_uri,
     )

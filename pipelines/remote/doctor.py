@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardline.components.vertex.client import Rest, connect, platform_errors
-from shardline.components.vertex.job import NETWORK, CustomJobSettings
+from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
 from shardline.pipelines.settings import Environment
 from shardline.trainer.base.errors import PlatformError, page
@@ -196,9 +196,9 @@ def _image(image: str, environment: Environment, rest: Rest) -> Iterator[Diagnos
 
 def _training_network(job: CustomJobSettings, environment: Environment) -> Diagnosis:
     """Diagnoses access to TensorFlow's servers, which have no authentication (docs/vertex.md)."""
-    network = environment.network if job.network == NETWORK else job.network
-    if job.psc_interface_config:
-        network = str(job.psc_interface_config.get("network_attachment", "psc_interface_config"))
+    network = environment.network if job.network == CustomJobSettings.network else job.network
+    if interface := job.extra.get("psc_interface_config"):
+        network = str(dict(interface).get("network_attachment", "psc_interface_config"))
     if network and job.cluster.replica_count > 1:
         found = (
             f"clients in {network} that reach the replicas' ports can read and write as the service account"

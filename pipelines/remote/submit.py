@@ -14,14 +14,13 @@ from shardline.components.runs.platform_run import PlatformRun, read_run, resour
 from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, truncate
 from shardline.components.vertex.client import Platform, call_api
-from shardline.components.vertex.forms import JOB_ID, check_labels
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing_error
 from shardline.pipelines.spec import all_tasks, declared_parameters, defaults
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
+from shardline.trainer.base.errors import CancelledRunError, RunError
 
 #: Seconds between two reads of a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0
@@ -114,16 +113,9 @@ def job_request(
         template_uri: URL of the pipeline in the registry; "" for none.
 
     Raises:
-        SettingsError: When there is no pipeline root, or a label or the id has the wrong form.
-        PipelineError: When the pipeline's schema version is not supported.
+        SettingsError: When there is no pipeline root.
     """
-    version = str(spec.get("schemaVersion", ""))
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (2, 1):
-        raise PipelineError(
-            f"the pipeline has schema version {version or 'none'}; compile it with KFP 2, which writes 2.1.0"
-        )
     merged = {**environment.tags, **(tags or {})}
-    check_labels(merged)
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
     if not root:
         raise missing_error("pipeline_root")
@@ -143,11 +135,6 @@ def job_request(
         "pipelineJob": {name: value for name, value in job.items() if value},
     }
     if job_id:
-        if not JOB_ID.fits(job_id):
-            raise SettingsError(
-                f"a run's id must begin with a letter, and have at most {_MAX_ID} lower-case letters, "
-                f"digits and -, got {job_id!r}"
-            )
         request["pipelineJobId"] = job_id
     return request
 

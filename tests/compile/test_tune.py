@@ -76,9 +76,8 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
     cluster = local.train.cluster
     train = CustomJobSettings(
         cluster=cluster,
-        display_name="digits",
         strategy="FLEX_START",
-        max_wait_duration="3600s",
+        extra={"scheduling": {"max_wait_duration": "3600s"}},
         tensorboard="projects/p/locations/l/tensorboards/1",
         base_output_directory="gs://bucket/{{$.pipeline_job_name}}",
         tags={"team": "vision"},
@@ -86,7 +85,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
     spec = compiled(replace(local, train=train))
 
     job, _ = jobs(Pipeline(spec))
-    assert job.content["display_name"] == "digits"
+    assert job.content["display_name"] == "tune"
     assert job.scheduling["restart_job_on_worker_restart"] is True
     assert (job.strategy, job.scheduling["max_wait_duration"]) == ("FLEX_START", "3600s")
     assert job.spec["service_account"] == "{{$.pipeline_service_account}}"
@@ -95,12 +94,6 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
     plan = constants(tasks(spec)["plan-study"])
     assert plan["job_labels"] == {"component": "tune", "pipeline": "tune", "team": "vision"}
     assert [pool["replica_count"] for pool in plan["worker_pool_specs"]] == [1, 1]
-
-
-def test_a_duration_that_only_one_strategy_takes_is_left_out():
-    job, _ = jobs(Pipeline(compiled(settings.load(LOCAL))))
-    assert "max_wait_duration" not in job.scheduling
-    assert '"max_wait_duration": ""' in job.payload
 
 
 def test_check_finds_nothing_and_the_study_is_the_default():

@@ -140,7 +140,7 @@ def settings(tmp_path: Path) -> Path:
     [
         ("", "", "ok"),
         ("", "projects/1/global/networks/mine", "warning"),
-        ('psc_interface_config = { network_attachment = "mine" }', "", "warning"),
+        ('extra.psc_interface_config = { network_attachment = "mine" }', "", "warning"),
     ],
 )
 def test_it_is_said_who_reaches_the_replicas(

@@ -84,7 +84,6 @@ def payload(**changes: str) -> str:
         "service_account": "sa@acme-vision.iam.gserviceaccount.com",
         "network": "projects/123456/global/networks/net",
         "encryption_spec_key_name": "",
-        "persistent_resource_id": "",
         **changes,
     }
     job = tuning_job(fixed)
@@ -125,16 +124,6 @@ def test_our_tuning_job_arrives_as_it_was_meant(vertex_environ: FakeVertex, tmp_
     assert [trial.value for trial in trials] == [1, 2, 3]
     assert trials[0].parameters == {"x": pytest.approx(1 / 6), "n": 0}
     assert trials[2].parameters == {"x": pytest.approx(5 / 6), "n": 8}
-
-
-def test_a_duration_that_only_one_strategy_takes_would_be_refused(vertex: FakeVertex, tmp_path: Path) -> None:
-    """Why it is left out: this launcher, other than that of custom jobs, sends it."""
-    done = launch(vertex, payload(max_wait_duration="86400s"), tmp_path / "gcp_resources")
-
-    assert done.returncode != 0
-    assert "max_wait_duration: only with FLEX_START" in done.stderr
-    flexible = payload(max_wait_duration="86400s", strategy="FLEX_START")
-    assert launch(vertex, flexible, tmp_path / "gcp_resources").returncode == 0
 
 
 def test_a_job_that_cannot_be_read_is_named(vertex_environ: FakeVertex) -> None:

@@ -169,7 +169,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
         ({"training": {"train_options": {"epochs": 3}}}, "has no option 'epochs'"),
-        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins an unknown placeholder"),
+        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins a placeholder"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(changes: dict[str, Any], words: str) -> None:

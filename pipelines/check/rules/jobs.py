@@ -71,7 +71,7 @@ def counts(pool: Pool) -> Found:
 def roles(job: Job) -> Found:
     """Roles of worker pools: parameter servers and Reduction Server.
 
-    SL107 error: Parameter servers and the parameter_server strategy go together.
+    SL107 error: Parameter servers, workers and the parameter_server strategy go together.
         Fix: put parameter servers into worker pool 2 for the parameter_server strategy, and for no other
         Source: tf.distribute.ParameterServerStrategy.
     SL109 error: Reduction Server is worker pool 2.
@@ -86,6 +86,8 @@ def roles(job: Job) -> Found:
         yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
     if strategy == "parameter_server" and not job.has_parameter_servers:
         yield "SL107", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
+    if job.has_parameter_servers and not job.pool(1):
+        yield "SL107", "worker pool 2 holds parameter servers, and there are no workers"
     servers = [pool for pool in job.pools if pool.is_reduction_server]
     for pool in servers:
         if pool.index != 2:
