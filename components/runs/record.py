@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +32,6 @@ RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and the output of all tasks.
 REPLICAS, LOG = "replicas", "run.log"
 JOB_FILE = "job.json"
-_REPLICA = re.compile(r"[a-z]+-\d+")
 #: In the run directory: the local directory for /gcs/.
 GCS_DIRECTORY = "gcs"
 #: Next to the run directories: a link to the newest.
@@ -181,10 +178,6 @@ class ReplicaStart:
     stopped: bool = False
     peak_memory_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
-            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
-
 
 @dataclass(frozen=True)
 class ReplicaRecord:
@@ -193,10 +186,6 @@ class ReplicaRecord:
     name: str
     restarts: int
     starts: tuple[ReplicaStart, ...]
-
-    def __post_init__(self) -> None:
-        if not _REPLICA.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is not the name of a replica")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,6 @@ _network_option = click.option(
     "--network",
     type=click.Choice(["auto", "isolated", "host"]),
     default="auto",
-    envvar="SHARDLINE_NETWORK",
-    show_envvar=True,
     show_default=True,
     help="Network of several replicas: isolated, the host's, or auto: isolated if the kernel allows it.",
 )

@@ -29,7 +29,7 @@ def launch(
     restarts: int = 0,
     timeout: float | None = None,
     logs: str | os.PathLike[str] | None = None,
-    network: str | None = None,
+    network: str = "auto",
     strategy: bool | None = None,
 ) -> None:
     """Runs a program as every replica of a cluster on this machine; returns when all have ended with 0.
@@ -50,7 +50,7 @@ def launch(
         timeout: Seconds after which the replicas are stopped, or None for no limit.
         logs: Directory for a log of each replica, which later launches append to; None for a new temporary
             one.
-        network: "auto", "isolated" or "host", as for `shardline train`; None for SHARDLINE_NETWORK.
+        network: "auto", "isolated" or "host", as for `shardline train`.
         strategy: Whether each replica creates `shardline.strategy()` before the program begins; None where
             the program, or a module of its directory that it imports, imports shardline.
 

@@ -22,12 +22,10 @@ from shardline.pipelines.local.job.custom_job import parse_payload
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
+from shardline.pipelines.local.process.network import CHOICES
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError, RunError
 from shardline.trainer.base.progress import exit_on_error, report
-
-#: Environment variable: failures to inject, separated by spaces.
-INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
 
 #: Content of a launcher's gcp_resources.
 Resources = list[dict[str, str]]
@@ -42,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(option, default="")
     for ignored in ("--marker", "--type", "--project", "--location"):
         parser.add_argument(ignored)
+    parser.add_argument("--network", default=CHOICES[0])
+    parser.add_argument("--inject", type=parse_injection, action="append", default=[])
     options = parser.parse_args(argv)
     topic, stub = _STUBS[options.name]
     with processes.adopted_orphans(), exit_on_error(topic):
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _custom_job(options: argparse.Namespace) -> None:
     job, logs = parse_payload(options.payload, options.executor_input), _logs(options)
-    injections = [parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()]
-    run_job(job, logs, show_line=_print_line, injections=injections)
+    run_job(job, logs, show_line=_print_line, injections=options.inject, network=options.network)
 
 
 def _tuning_job(options: argparse.Namespace) -> Resources:
@@ -66,7 +65,7 @@ def _tuning_job(options: argparse.Namespace) -> Resources:
 
     payload, logs, given = _request(options), _logs(options), options.executor_input
     with processes.stop_on_signals():
-        trials = tuning.run_trials(payload, given, logs, show_line=_print_line)
+        trials = tuning.run_trials(payload, given, logs, show_line=_print_line, network=options.network)
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(job, tuning.tuning_job_json(payload, trials))

@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from shardline.components.vertex.payload import list_at, mapping_at
@@ -70,13 +70,20 @@ _PLACEHOLDER = re.compile(r"\{\{\$\.(.*?)\}\}")
 _VALUE_KEYS = frozenset({"defaultValue", "runtimeValue", "executors"})
 
 
-def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str = _EPOCH) -> dict[str, Any]:
+def localize(
+    spec: dict[str, Any],
+    passed: Collection[str] = (),
+    *,
+    created: str = _EPOCH,
+    job_options: Sequence[str] = (),
+) -> dict[str, Any]:
     """Returns a pipeline that kfp.local can run on this machine.
 
     Args:
         spec: The compiled pipeline (IR), which is not changed.
         passed: Names of the pipeline parameters that will be passed.
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
+        job_options: Options of the stubs, --network and --inject.
 
     Raises:
         PipelineError: When a placeholder has no meaning on this machine, or a name cannot be a file name.
@@ -89,7 +96,14 @@ def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str
             continue
         command = list_at(container, "command")
         if name := stub_name(container):
-            container["command"] = command = [*_STUB_COMMAND, name, MARKER, "--executor_input", "{{$}}"]
+            container["command"] = command = [
+                *_STUB_COMMAND,
+                name,
+                MARKER,
+                *job_options,
+                "--executor_input",
+                "{{$}}",
+            ]
         elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
             container["command"] = command = split_installation(command)[1]
         else:

@@ -27,11 +27,9 @@ from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import execute, record
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
-from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
-from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, resolve_network
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_runnable, read_pipeline
@@ -50,14 +48,10 @@ class Execution:
         tail: The last lines that tasks have printed.
         exit_code: Exit status of the executing process once it has ended.
         has_exit_tasks: Whether tasks run after another has failed (exit handlers).
-        injections: Failures to inject into every custom job.
-        network: Network of custom jobs, one of `network.CHOICES`.
     """
 
     directory: Path
     has_exit_tasks: bool
-    injections: Sequence[str] = ()
-    network: str = CHOICES[0]
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
@@ -93,8 +87,6 @@ class Execution:
                     progress.EVENTS_VARIABLE: progress.secret(),
                     RUN_VARIABLE: str(self.directory),
                     crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
-                    INJECTIONS_VARIABLE: " ".join(self.injections),
-                    NETWORK_VARIABLE: self.network,
                 },
                 start_new_session=True,
             )
@@ -212,7 +204,7 @@ def run_pipeline(
     runs_dir: Path,
     require_blessing: bool = False,
     injections: Sequence[str] = (),
-    network: str | None = None,
+    network: str = "auto",
     stream: TextIO | None = None,
 ) -> LocalRun:
     """Runs a compiled pipeline on this machine and shows its progress.
@@ -228,7 +220,7 @@ def run_pipeline(
         runs_dir: Directory for the new run directory.
         require_blessing: Whether a run whose model is not blessed counts as failed.
         injections: Failures to inject into every custom job of the pipeline (see `parse_injection`).
-        network: Network of custom jobs, one of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
+        network: Network of custom jobs, one of `network.CHOICES`.
         stream: Stream for progress; None for standard output.
 
     Raises:
@@ -249,16 +241,16 @@ def run_pipeline(
         parse_injection(text)
     if injections and not has_custom_jobs(spec):
         raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
-    network = resolve_network(network)
     check_runnable(spec)
-    localized = localize(spec, checked, created=summary.timestamp(now))
+    options = [f"--network={network}", *(f"--inject={text}" for text in injections)]
+    localized = localize(spec, checked, created=summary.timestamp(now), job_options=options)
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
     run_directory = record.RunDirectory(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     _make_champion_directory(runs_dir, complete)
-    run = Execution(run_directory.directory, has_exit_tasks(spec), injections, network)
+    run = Execution(run_directory.directory, has_exit_tasks(spec))
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")

@@ -24,7 +24,6 @@ def environ(cluster, kind, index):
         (WORKERS, "worker", 0, "chief", 2, "worker 0 as chief + 1 worker"),
         (WORKERS, "worker", "1", "worker", 2, "worker 0 as chief + 1 worker"),  # as text, as some write it
         ({"chief": ["a:1"]}, "chief", 0, "chief", 1, "one process"),  # a cluster of one is none
-        ({"master": ["a:1"], "worker": ["b:1"]}, "master", 0, "chief", 2, "chief + 1 worker"),  # TensorFlow 1
         (SERVED, "ps", 1, "ps", 2, "chief + 1 worker + 2 parameter servers"),
         (CHIEF, "evaluator", 0, "evaluator", 1, "chief + 2 workers"),  # not in the cluster, as on Vertex AI
         ({**CHIEF, "evaluator": ["e:1"]}, "worker", 0, "worker", 3, "chief + 2 workers"),
@@ -78,7 +77,6 @@ def test_names_what_is_malformed(text, message):
     [
         ({"chief": ["a:1", "b:1"]}, "chief", 0, "2 chiefs"),
         (CHIEF, "chief", 1, "says this is chief 1, but the only chief has index 0"),
-        ({"chief": ["a:1"], "master": ["b:1"]}, "chief", 0, "both 'master' and 'chief', two names"),
         (WORKERS, "worker", 2, "worker:2 is not in its cluster"),
         (WORKERS, "worker", -1, "worker:-1 is not in its cluster"),
         (WORKERS, "worker", "²", "not a number"),

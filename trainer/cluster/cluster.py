@@ -25,8 +25,6 @@ ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
 REDUCTION_SERVERS_VARIABLE = "SHARDLINE_REDUCTION_SERVERS"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
-# What TensorFlow 1 called the chief; older templates still write it.
-_FORMER_NAMES = {"master": "chief"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class ClusterConfig:
 def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
     """Reads TF_CONFIG, or else the variables of the launcher that has started this process (`environments`).
 
-    TF_CONFIG has a chief (formerly "master") and workers, or workers only, and possibly parameter servers. An
+    TF_CONFIG has a chief and workers, or workers only, and possibly parameter servers. An
     evaluator may appear as the task only. Task types without hosts are ignored, and Reduction Servers are not
     parameter servers. Other launchers have workers only. Raises ClusterError for a malformed cluster, and
     RunError where the launcher does not answer.
@@ -157,15 +155,12 @@ def _tasks(config: Any, text: str) -> dict[str, list[str]]:
         raise ClusterError(f"TF_CONFIG has no 'cluster' of task types with lists of hosts: {text[:80]!r}")
     tasks: dict[str, list[str]] = {}
     for kind, hosts in cluster.items():
-        name = _FORMER_NAMES.get(kind, kind)
-        if name not in _TASKS:
+        if kind not in _TASKS:
             raise ClusterError(
                 f"TF_CONFIG has tasks of type {kind!r}; this trainer knows {', '.join(_TASKS)}"
             )
-        if name in tasks:
-            raise ClusterError(f"TF_CONFIG has both {kind!r} and {name!r}, two names of the same task")
         if hosts:
-            tasks[name] = hosts
+            tasks[kind] = hosts
     owners: dict[str, str] = {}
     for kind, index, host in ((kind, *task) for kind, hosts in tasks.items() for task in enumerate(hosts)):
         match = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
@@ -188,7 +183,6 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
         raise ClusterError(f"TF_CONFIG has no 'task' with 'type' and 'index': {task!r}")
     kind = str(task["type"])
-    kind = _FORMER_NAMES.get(kind, kind)
     # The index may be text, or a double as in a protobuf Struct.
     match = _INDEX.fullmatch(str(task["index"]))
     if match is None:

@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.process import start
-from shardline.pipelines.local.process.environment import own_environment
+from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.start import Launch
-from shardline.trainer.base import progress
+from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
@@ -37,11 +38,16 @@ def make_launches(
     """
     addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
+    inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
+    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
+    # "python3" in a replica's command is the Python of this environment.
+    inherited["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+    inherited |= {"PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
     launches = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **own_environment(log_directory, {"TMPDIR": str(temporary), **cluster.variables(pool)}),
+            **with_safe_path({**inherited, **cluster.variables(pool)}),
             **cluster.environment(job, member, addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),

@@ -44,7 +44,7 @@ def run_job(
     topic: str = "train",
     show_line: ShowLine = lambda name, line: None,
     injections: Sequence[Injection] = (),
-    network: str | None = None,
+    network: str = "auto",
 ) -> None:
     """Runs the job and returns when it has succeeded and no process of it is left.
 
@@ -55,7 +55,7 @@ def run_job(
     The commands run in the current directory and Python environment. The log directory, which need not exist,
     gets a log file per replica, and job.json with their starts and ends. `topic` is that of the job's own
     lines; `show_line` gets the replica's name and each line of output that is not an event. `network` is one
-    of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
+    of `network.CHOICES`.
 
     Raises:
         ProcessFailedError: When a replica failed; its exit_code is EXIT_BAD_INPUT after a user error, which

@@ -65,7 +65,9 @@ class Trial:
         return self.directory / "output.metrics"
 
 
-def _run_trial(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Callable[[], bool]) -> str:
+def _run_trial(
+    trial: Trial, job: CustomJob, show_line: ShowLine, network: str, is_behind: Callable[[], bool]
+) -> str:
     """Runs a trial; returns why it has failed, "" if not."""
 
     def show(event: Event) -> None:
@@ -77,7 +79,7 @@ def _run_trial(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Cal
     trial.directory.mkdir(parents=True, exist_ok=True)
     with progress.sink(show) as outer:
         try:
-            run_job(job, trial.directory, topic=trial.topic, show_line=show_line)
+            run_job(job, trial.directory, topic=trial.topic, show_line=show_line, network=network)
         except RunError as error:
             return "" if isinstance(error, _StoppedEarlyError) else " ".join(str(error).split())
     return ""
@@ -190,6 +192,7 @@ def run_trials(
     logs: Path,
     *,
     show_line: ShowLine,
+    network: str,
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 
@@ -219,7 +222,7 @@ def run_trials(
                 report(trial.topic, f"stopped early: {value} is behind the other trials")
             return behind
 
-        failure = _run_trial(trial, _with_parameters(job, trial), show_line, is_behind)
+        failure = _run_trial(trial, _with_parameters(job, trial), show_line, network, is_behind)
         if failure:
             report(trial.topic, f"failed: {failure}")
         trial.measurements = read_measurements(trial.metrics, metric)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardline.trainer.base import crash
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 
 #: Variables that belong to one replica and must not be inherited from the shell.
@@ -32,16 +30,3 @@ def with_safe_path(env: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which modules of the working directory come after all others."""
     others = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _SITE)]
     return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
-
-
-def own_environment(log_directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns this process's environment for a replica, overridden by the variables of its pool.
-
-    Crash files go next to the logs, unless the job is part of a run.
-    """
-    inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
-    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
-    # "python3" in a replica's command is the Python of this environment.
-    here = os.path.dirname(sys.executable)
-    inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    return with_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **variables})

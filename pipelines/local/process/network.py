@@ -19,9 +19,7 @@ from shardline.pipelines.local.process import namespace, processes
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError
 
-#: Environment variable: network of jobs, one of `CHOICES`; the first by default.
-NETWORK_VARIABLE = "SHARDLINE_NETWORK"
-#: Its own network where the kernel allows it; its own or an error; this machine's.
+#: Networks of a job: its own where the kernel allows it; its own or an error; this machine's.
 CHOICES = ("auto", "isolated", "host")
 
 #: First port of a job in its own network, as on the platform; the kernel does not assign such a port to a
@@ -41,30 +39,24 @@ REMEDY = "allow unprivileged user namespaces, in a container --cap-add SYS_ADMIN
 #: Hint for an isolated job that failed because it needs another network.
 NO_NETWORK = (
     "this job has no network but loopback, and it needs another machine, or a service of this one: run "
-    f"it with --network host, or {NETWORK_VARIABLE}=host"
+    "it with --network host"
 )
-
-
-def resolve_network(requested: str | None) -> str:
-    """Returns the network of jobs, one of CHOICES: `requested`, else SHARDLINE_NETWORK, else "auto"."""
-    requested = requested or os.environ.get(NETWORK_VARIABLE) or CHOICES[0]
-    if requested not in CHOICES:
-        raise PipelineError(f"{NETWORK_VARIABLE} is one of {', '.join(CHOICES)}, not {requested!r}")
-    return requested
 
 
 @contextlib.contextmanager
 def job_network(
-    replicas: int, topic: str, requested: str | None = None
+    replicas: int, topic: str, requested: str
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Creates the network of a job; it lasts as long as the context.
 
     A job of one replica, which starts no server, has this machine's network unless "isolated" is requested.
     Yields "host:port" of each replica, and descriptors of the namespaces to join, none for this machine's.
     Where replicas can be reached from outside, a warning of `topic` says so. Raises PipelineError when there
-    is no such choice (`resolve_network`), or "isolated" is not possible.
+    is no such choice, or "isolated" is not possible.
     """
-    requested, reason = resolve_network(requested), ""
+    if requested not in CHOICES:
+        raise PipelineError(f"network is one of {', '.join(CHOICES)}, not {requested!r}")
+    reason = ""
     with contextlib.ExitStack() as held:
         if requested == "isolated" or (requested == "auto" and replicas > 1):
             try:
