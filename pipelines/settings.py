@@ -21,7 +21,6 @@ from shardline.pipelines.tables import (
     project_settings,
     read_dataclass,
     read_settings_file,
-    read_table,
 )
 from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
@@ -203,14 +202,16 @@ class Environment:
         return Platform(self.project, self.location)
 
 
-#: The values of an environment, and those that are options of commands too.
+#: The values of an environment: keys of the table, and variables VERTEX_NAME.
 NAMES = tuple(item.name for item in fields(Environment) if item.compare)
-FLAGS = ("project", "location")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
     """Returns the table of a settings file, values unchecked; raises as `load_environment`."""
-    return read_table(path, TABLE, Environment, leave_out=("origins", "file"))
+    content = read_settings_file(path).get(TABLE, {})
+    with error_prefix(f"{path}: "):
+        check_tables({TABLE: content})
+        return read_fields(Environment, content, f"{TABLE}.", leave_out=("origins", "file"), whole=False)
 
 
 def load_environment(
@@ -223,21 +224,37 @@ def load_environment(
     """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
 
     Without `settings` they are those of the project in this directory, if there is one. A flag that is not
-    set is "". Raises SettingsError when a value in `needed` is missing, one is malformed, or, unless `needed`
-    is empty, one is still a placeholder of the example.
+    set is "". Raises SettingsError when a value in `needed` is missing, one is malformed, or one is still a
+    placeholder of the example.
     """
     settings = project_settings(settings)
-    values, origins = read_values(settings, flags, environ)
+    values = read_environment(settings) if settings else {}
+    origins = dict.fromkeys(values, str(settings))
+    for name in NAMES:
+        variable = f"VERTEX_{name.upper()}"
+        for value, origin in ((environ.get(variable), variable), (flags.get(name), f"--{name}")):
+            if value:
+                values[name] = _tags(value, origin) if name == "tags" else value
+                origins[name] = origin
     for name in needed:
         if not values.get(name):
             raise missing_error(name)
-    environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)  # type: ignore[arg-type]  # each is of its field's type
-    for name, value in values.items() if needed else ():
-        if found := placeholder_value(value):
+    environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)
+    for name, value in values.items():
+        if found := str(value) if value in ("my-project", "my-bucket") else placeholder(str(value)):
             raise SettingsError(
                 f"{name} is {value!r} (from {origins[name]}), where {found} is a placeholder; write your own"
             )
     return environment
+
+
+def missing_error(name: str) -> SettingsError:
+    """Returns the error for a missing value, with the ways to set it."""
+    flag = f", or --{name}" if name in ("project", "location") else ""
+    return SettingsError(
+        f"{name} is missing: set it as {name} in the table [{TABLE}] of a settings file (--settings), "
+        f"in the variable VERTEX_{name.upper()}{flag}"
+    )
 
 
 def placeholder(text: str) -> str:
@@ -249,48 +266,9 @@ def placeholder(text: str) -> str:
     return str(found[found.lastgroup or 0]) if found else ""
 
 
-def placeholder_value(value: Any) -> str:
-    """Returns the placeholder that a value of the table [vertex] is or contains, or ""."""
-    return str(value) if value in ("my-project", "my-bucket") else placeholder(str(value))
-
-
-def read_values(
-    settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
-    """Returns the values of `load_environment`, and the origin of each."""
-    values = read_environment(settings) if settings else {}
-    origins = dict.fromkeys(values, str(settings))
-    for name in NAMES:
-        variable = variable_of(name)
-        for value, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
-            if value:
-                values[name] = _tags(value, origin) if name == "tags" else value
-                origins[name] = origin
-    return values, origins
-
-
-def variable_of(name: str) -> str:
-    """Returns the environment variable of a value."""
-    return f"VERTEX_{name.upper()}"
-
-
-def flag_of(name: str) -> str:
-    """Returns the option of a value."""
-    return f"--{name.replace('_', '-')}"
-
-
 def _tags(text: str, origin: str) -> dict[str, str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:
             raise SettingsError(f"{origin} takes KEY=VALUE,KEY=VALUE, got {text!r}")
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
-
-
-def missing_error(name: str) -> SettingsError:
-    """Returns the error for a missing value, with the ways to set it."""
-    flag = f", or {flag_of(name)}" if name in FLAGS else ""
-    return SettingsError(
-        f"{name} is missing: set it as {name} in the table [{TABLE}] of a settings file (--settings), "
-        f"in the variable {variable_of(name)}{flag}"
-    )

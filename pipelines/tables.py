@@ -53,21 +53,6 @@ def project_settings(path: Path | None = None) -> Path | None:
     return path or (PROJECT_SETTINGS if PROJECT_SETTINGS.is_file() else None)
 
 
-def read_table(
-    path: Path | None, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Returns a table of a settings file (`project_settings`); empty where one of the two is missing.
-
-    The table's keys are the fields of the dataclass `kind`, except those in `leave_out`. Raises SettingsError
-    when a file that is named is missing or not TOML, or a key is unknown or mistyped.
-    """
-    path = project_settings(path)
-    content = read_settings_file(path).get(table, {}) if path else {}
-    with error_prefix(f"{path}: "):
-        check_tables({table: content})
-        return read_fields(kind, content, f"{table}.", leave_out=leave_out, whole=False)
-
-
 def read_tables(path: Path, table: str, kind: type[Any]) -> dict[str, Any]:
     """Returns the tables [TABLE.NAME] of a file that has no others, by NAME.
 
