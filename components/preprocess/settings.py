@@ -34,8 +34,8 @@ LARGEST_SEED = 2**63 - 1
 # More than a million, or a thousand processes, is a typo that would take all memory.
 _RANGES = {
     **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
-    **dict.fromkeys(("shards", "image_size"), (0, 1_000_000)),
-    **dict.fromkeys(("readers", "shard_size"), (1, 1_000_000)),
+    "image_size": (0, 1_000_000),
+    **dict.fromkeys(("readers", "shards"), (1, 1_000_000)),
     "max_pixels": (1, LARGEST_SEED),
     "processes": (0, 1_024),
 }
@@ -78,8 +78,7 @@ class PreprocessSettings:
         split_salt: Number, from 0, that determines the split together with the keys.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
-        shards: About how many shards the training split gets; 0 follows from shard_size.
-        shard_size: About how large a shard is, in MiB, where shards is 0.
+        shards: About how many shards the training split gets.
         compression: Of whole shards, none or gzip.
         processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
@@ -114,7 +113,6 @@ class PreprocessSettings:
     seed: int = 0
     readers: int = 1
     shards: int = 8
-    shard_size: int = 128
     compression: str = "none"
     processes: int = 0
     on_bad_record: str = "fail"

@@ -22,7 +22,14 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError
+
+#: Settings that have no option of their own.
+OTHERS = (
+    *("check_images", "compression", "data_dir", "max_bad_fraction", "max_pixels", "on_anomaly"),
+    *("resize_mode", "split_gap", "split_salt"),
+)
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -36,7 +43,6 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @click.command()
 @click.argument("source")
 @click.argument("out", type=PATH)
-@_setting("data_dir", "Directory of prepared tfds datasets.")
 @_setting(
     "labels",
     "Labels of images:DIR or text:DIR: a file with the columns path and label, or those of --label.",
@@ -50,7 +56,6 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     metavar="OURS=THEIRS,...",
     help="Name of a feature in the source: image=image/encoded,label=species.",
 )
-@click.option("--text", metavar="COLUMN", help="Text column; short for --feature text=COLUMN.")
 @_setting(
     "label",
     "Column to predict: regression:fare, class:species, multilabel:tags.",
@@ -76,35 +81,27 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @_setting(
     "split_by_time", "Time column; training precedes validation, validation precedes test.", metavar="COLUMN"
 )
-@_setting(
-    "split_gap", "Time before validation and test whose rows are left out: 7d, 36h.", metavar="DURATION"
-)
-@_setting("split_salt", "Number that selects the split.")
 @_setting("seed", "Seed of the order of examples.")
-@click.option(
-    "--shards",
-    type=int,
-    help=f"Approximate number of training shards.  [default: {PreprocessSettings.shards}]",
-)
-@click.option(
-    "--shard-size", type=int, metavar="MIB", help="Approximate size of a shard, instead of --shards."
-)
+@_setting("shards", "Approximate number of training shards.")
 @_setting("readers", "Input workers; the number of shards is a multiple of it.")
 @_setting("image_size", "Side of stored images in pixels; 0 keeps them.", metavar="PX")
-@_setting("resize_mode", "How images are resized to --image-size.")
 @_setting("encoding", "Encoding of stored images.")
-@_setting("max_pixels", "Refuse images with more pixels.")
-@_setting("check_images", "Check of images that are stored unchanged.")
-@_setting("compression", "Compression of whole shards.")
 @_setting("processes", "Writing processes; 0 for one per core.")
 @_setting("on_bad_record", "Stop at an unusable example, or skip it.")
-@_setting("max_bad_fraction", "With skip: largest share of unusable examples, 0..1.")
 @_setting(
     "schema",
     "Table Schema (JSON) that columns and labels must fit.",
     metavar="FILE",
 )
-@_setting("on_anomaly", "Stop if the source does not fit --schema, or warn.")
+@click.option(
+    "--option",
+    "-o",
+    "others",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, option, values: _others(values),
+    help=f"Any other setting: {', '.join(OTHERS)}.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in OUT.")
 @click.option("--dry-run", is_flag=True, help="Show what would be read, and what BigQuery would bill.")
 @json_option
@@ -112,9 +109,7 @@ def preprocess(
     source: str,
     out: Path,
     features: dict[str, str],
-    text: str | None,
-    shards: int | None,
-    shard_size: int | None,
+    others: dict[str, Any],
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
@@ -129,20 +124,7 @@ def preprocess(
     from shardline.components.preprocess import run
     from shardline.components.preprocess.inspect import stats
 
-    if text is not None:
-        if "text" in features:
-            raise SettingsError(
-                f"--text {text} is --feature text={text}, and --feature text={features['text']} is set "
-                "too; use one of them"
-            )
-        features["text"] = text
-    if shards and shard_size is not None:
-        raise SettingsError(f"set --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
-    if shard_size is not None:
-        options |= {"shards": 0, "shard_size": shard_size}
-    elif shards is not None:
-        options["shards"] = shards
-    settings = PreprocessSettings(source=source, features=features, **options)
+    settings = PreprocessSettings(source=source, features=features, **options, **others)
     if dry_run:
         # Without reading it.
         from shardline.components.configure.fingerprint import fingerprint
@@ -159,6 +141,21 @@ def preprocess(
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
         show_json(stats.describe(manifest))
+
+
+def _others(values: tuple[str, ...]) -> dict[str, Any]:
+    """Converts the values of --option to the types of the settings."""
+    found: dict[str, Any] = {}
+    for name, text in pairs(values, "--option", SettingsError).items():
+        if name not in OTHERS:
+            near = did_you_mean(name, OTHERS, after="; ")
+            raise SettingsError(f"--option knows {', '.join(OTHERS)}, not {name!r}{near}")
+        kind = type(getattr(PreprocessSettings, name))
+        try:
+            found[name] = kind(text)
+        except ValueError:
+            raise SettingsError(f"--option {name} takes a number, got {text!r}") from None
+    return found
 
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

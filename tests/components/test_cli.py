@@ -65,12 +65,9 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
         (["--split", "train=most"], "--split takes shares such as train=0.8, got train=most"),
         (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
         (["--feature", "image=a,image=b"], "--feature image is set twice: 'a' and 'b'"),
-        (
-            ["--feature", "label=a,text=b", "--text", "c"],
-            "--text c is --feature text=c, and --feature text=b",
-        ),
-        (["--shards", 4, "--shard-size", 64], "set --shards or --shard-size, not both (4 and 64 MiB)"),
-        (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
+        (["--option", "split_slat=3"], "not 'split_slat'; did you mean split_salt?"),
+        (["--option", "max_pixels=many"], "--option max_pixels takes a number, got 'many'"),
+        (["--option", "max_bad_fraction=2"], "max_bad_fraction must be 0..1"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
         (["--seed", 2**63], "seed must be a whole number of 64 bits"),
     ],
@@ -80,21 +77,9 @@ def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_column_of_text_has_an_option(tmp_path):
-    rows = [f"{'good' if i % 2 else 'bad'} {i},{i % 2},x" for i in range(60)]
-    (tmp_path / "reviews.csv").write_text("\n".join(["body,stars,other", *rows]))
-    source, options = f"table:{tmp_path}/reviews.csv", ["--label", "class:stars"]
-    short = invoke("preprocess", source, tmp_path / "a", *options, "--text", "body")
-    long = invoke("preprocess", source, tmp_path / "b", *options, "--feature", "text=body")
-    assert short.exit_code == long.exit_code == 0, short.output + long.output
-    manifests = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
-    assert {one["name"] for one in json.loads(manifests[0])["features"]} == {"key", "label", "text"}
-    assert manifests[0] == manifests[1]
-
-
 def test_preprocess_passes_its_options_on(tmp_path):
     options = ["--split", "train=0.5,test=0.5", "--seed", 3, "--readers", 2, "--shards", 4, "--json"]
-    result = invoke("preprocess", "digits", tmp_path / "out", *options, "--compression", "gzip")
+    result = invoke("preprocess", "digits", tmp_path / "out", *options, "--option", "compression=gzip")
 
     assert result.exit_code == 0, result.output
     described = json.loads(result.stdout)
@@ -109,7 +94,7 @@ def test_preprocess_passes_its_options_on(tmp_path):
 
 def test_preprocess_replaces_a_dataset_only_when_told_to(tmp_path):
     once = ["preprocess", "digits", tmp_path / "out", "--processes", 1]
-    assert invoke(*once, "--shard-size", 1).exit_code == 0
+    assert invoke(*once, "--shards", 1).exit_code == 0
     again = [*once, "--seed", 1]
 
     assert_refused(invoke(*again), "holds a dataset already")

@@ -219,14 +219,6 @@ def test_each_example_has_a_key_hash_that_its_split_and_position_do_not_change(
         assert found == {name: xxhash.xxh3_128_digest(name)[8:] for name in found}
 
 
-def test_shards_of_a_size(tmp_path: Path) -> None:
-    images = write_images(tmp_path / "images", each=100, size=128)
-    manifest = run(f"images:{images}", tmp_path / "out", shards=0, shard_size=1)
-    shards = manifest.splits["train"].shards
-    assert len(shards) > 3
-    assert all(0.8 < shard.bytes / 2**20 < 1.2 for shard in shards)
-
-
 def test_classes_are_mixed_within_every_shard(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images", each=1000, size=4)
     manifest = run(f"images:{images}", tmp_path / "out")

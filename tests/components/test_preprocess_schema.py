@@ -226,6 +226,6 @@ def test_the_command_writes_a_schema_and_checks_by_it(tmp_path: Path, schema: st
     arguments = ["preprocess", source, str(tmp_path / "out"), "--label", "regression:risk", "--schema"]
     failed = CliRunner().invoke(main, [*arguments, str(output)])
     assert failed.exit_code != 0
-    warned = CliRunner().invoke(main, [*arguments, str(output), "--on-anomaly", "warn"])
+    warned = CliRunner().invoke(main, [*arguments, str(output), "--option", "on_anomaly=warn"])
     assert warned.exit_code == 0
     assert "anomaly: column 'sex'" in warned.output

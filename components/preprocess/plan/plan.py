@@ -188,19 +188,17 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
 
 def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
     """Returns the number of shards of each split that has examples."""
-    settings, examples, sizes = found.settings, dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-    for split, count, size in zip(split_of, found.codes, found.sizes, strict=True):
+    settings, examples = found.settings, dict.fromkeys(SPLITS, 0)
+    for split, count in zip(split_of, found.codes, strict=True):
         examples[split] += count
-        sizes[split] += size
     if empty := [split for split in SPLITS if split in settings.split and not examples[split]]:
         counts = ", ".join(f"{split} {count:,}" for split, count in examples.items())
         raise SourceError(
             f"no example for {' and '.join(empty)} ({counts}); add examples (about 50), choose another "
             "split_salt or other shares, or a smaller gap for a split by time"
         )
-    shards = settings.shards or max(1, round(sizes["train"] / (settings.shard_size * 2**20)))
     return {
-        split: shard_count(count, examples["train"], readers=settings.readers, shards=shards)
+        split: shard_count(count, examples["train"], readers=settings.readers, shards=settings.shards)
         for split, count in examples.items()
         if count
     }

@@ -98,7 +98,7 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
     """Returns the settings that determine the bytes, and the digest of the schema that was checked."""
     names = (
         "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
-        "resize_mode", "encoding", "readers", "shards", "shard_size", "compression",
+        "resize_mode", "encoding", "readers", "shards", "compression",
     )  # fmt: skip
     values = asdict(settings)
     checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
