@@ -63,7 +63,6 @@ def same(out: Path, near: Path) -> bool:
         {},
         pytest.param({"key": "content"}, marks=pytest.mark.matrix),
         {"on_bad_record": "skip"},
-        pytest.param({"shards": 0}, marks=pytest.mark.matrix),
     ],
     ids=repr,
 )

@@ -56,7 +56,7 @@ PARQUET, RECORDS = parquet(), records()
 def outcome(source: str, directory: Path, **more: object) -> str:
     """Reads a source to its end; returns what it is refused with, "" where it is not."""
     wanted = PreprocessSettings(
-        source=source, on_bad_record="skip", max_bad_fraction=1.0, shards=0, processes=1, **more
+        source=source, on_bad_record="skip", max_bad_fraction=1.0, processes=1, **more
     )
     try:
         for _ in open_source(wanted):

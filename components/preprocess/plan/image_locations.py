@@ -255,15 +255,6 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
             return self._kept
         return self._reader.read(location, offset, length, path, key)
 
-    def size(self, length: int, path: bytes, location: int) -> int:
-        """Returns the size of an image in bytes, or 0 if it cannot be found."""
-        if length != WHOLE_FILE:
-            return length if length >= 0 else ~length
-        try:
-            return os.stat(os.fsencode(self.locations[location].path) + path).st_size
-        except (OSError, ValueError):
-            return 0
-
     def _whole_file(
         self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE
     ) -> ImagePosition:

@@ -151,8 +151,7 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
     stratified = None
     if settings.stratify:
         stratified, split_of = _stratified_split(found), SPLITS
-        sizes = stratified.counts * sum(found.sizes) // max(stratified.counts.sum(), 1)
-        found = replace(found, codes=stratified.counts.tolist(), sizes=sizes.tolist())
+        found = replace(found, codes=stratified.counts.tolist())
     counts = _shard_counts(found, split_of)
     names = {
         split: [shard_name(split, index, count) for index in range(count)] for split, count in counts.items()

@@ -102,7 +102,6 @@ class Survey:
         schema: Digest of the schema that the source was checked against; "" for none.
         buckets: A record for every usable example.
         codes: Number of records by split code.
-        sizes: Bytes of their images by split code, position the number of shards depends on them.
         existing: All splits that the source assigns; None for examples without one.
         bad: Number of examples that the source itself found unusable.
         numbers_copies: Whether examples may have the same key, to which a number is then appended.
@@ -115,7 +114,6 @@ class Survey:
     locations: Sequence[ImageLocation]
     buckets: records.Buckets
     codes: Sequence[int]
-    sizes: Sequence[int]
     existing: frozenset[str | None]
     bad: int
     numbers_copies: bool
@@ -164,7 +162,6 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
         locations=images.locations,
         buckets=buckets,
         codes=builder.counts.tolist(),
-        sizes=builder.sizes.tolist(),
         existing=frozenset(builder.existing),
         bad=builder.bad,
         numbers_copies=numbers_copies,
@@ -201,7 +198,7 @@ class _RecordBuilder:
     Attributes:
         bad: Number of examples that cannot be used.
         existing: Splits that the source assigns, None among them for examples without one.
-        counts, sizes: Number of examples, and bytes of their images, by split code.
+        counts: Number of examples by split code.
     """
 
     def __init__(
@@ -236,7 +233,7 @@ class _RecordBuilder:
         self._has_keys = has_keys
         self._codes = SplitCodes(settings.split)
         self._unchecked: list[tuple[Any, ...]] = []  # waiting for the check of the schema
-        self.counts, self.sizes = np.zeros((2, self._codes.count), np.int64)
+        self.counts = np.zeros(self._codes.count, np.int64)
         self.bad = 0
         self.existing = set[str | None]()
 
@@ -342,12 +339,6 @@ class _RecordBuilder:
                 texts = list(map(operator.add, texts, values))
         self._seen[heads["label"]] = True
         self.counts += np.bincount(heads["code"], minlength=len(self.counts))
-        if not self._settings.shards:
-            sizes = columns.lengths
-            if heads["length"].min() < 0:
-                paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
-                sizes = list(map(self._images.size, columns.lengths, paths, heads["location"].tolist()))
-            self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
         self._buckets.append(Records(heads, texts))
 
     def check(self) -> None:
