@@ -76,7 +76,10 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
     Raises SettingsError when the name cannot be used, or the directory has other files than a .git.
     """
     check_name(name)
-    _check_directory(directory)
+    if directory.exists() and (
+        not directory.is_dir() or {path.name for path in directory.iterdir()} - {".git"}
+    ):
+        raise SettingsError(f"{directory} is not an empty directory; name a new one")
     values = {
         _PACKAGE: name,
         **(_of_data(data) if data else _of_sample(KINDS[kind], name)),
@@ -150,27 +153,12 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _check_directory(directory: Path) -> None:
-    try:
-        existing = sorted({entry.name for entry in directory.iterdir()} - {".git"})
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise SettingsError(f"{directory} is a file; name a new directory") from None
-    if existing:
-        more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
-        raise SettingsError(f"{directory} is not empty: it holds {existing[0]}{more}; name a new directory")
-
-
 def origin() -> str:
     """Returns the requirement from which pip installs this same Shardline, with the extra for local runs.
 
     It is a wheel, a git URL or a clone where it was installed from one (PEP 610), else its release.
     """
-    try:
-        distribution = importlib.metadata.distribution("shardline")
-    except importlib.metadata.PackageNotFoundError:
-        return "shardline[local]"
+    distribution = importlib.metadata.distribution("shardline")
     recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
     if not recorded.get("url"):
         return f"shardline[local]=={distribution.version}"

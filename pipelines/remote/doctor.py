@@ -38,7 +38,7 @@ _PERMISSIONS = (
 )
 _OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
 
-_Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
+_Check = Callable[[Environment, Rest], Diagnosis]
 
 
 def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
@@ -59,7 +59,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     if settings is not None:
         serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
         images = dict.fromkeys((settings.image, serving))
-        checks += [("image", partial(_image, image)) for image in images]
+        checks += [("image", partial(find_image, image)) for image in images]
         yield _training_network(settings.train, environment)
     try:
         rest, account = connect()
@@ -73,13 +73,13 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     for what, check in checks:
         try:
             with platform_errors("check it"):
-                yield from check(environment, rest)
+                yield check(environment, rest)
         except PlatformError as refused:
             found, _, fix = str(refused).partition("; ")
             yield warning(what, found, fix)
 
 
-def find_image(image: str, rest: Rest) -> Diagnosis:
+def find_image(image: str, environment: Environment, rest: Rest) -> Diagnosis:
     """Checks that an image of the settings exists in Artifact Registry.
 
     Raises:
@@ -90,40 +90,32 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
         return warning(
             "image", f"{image} is not in Artifact Registry", "whether it exists cannot be checked from here"
         )
-    if not match["tag"] and not match["digest"]:
-        return warning(
-            "image", f"{image} has neither tag nor digest", "name its digest, which 'docker push' prints"
-        )
     package = (
         f"v1/projects/{match['project']}/locations/{match['location']}/repositories/{match['repository']}"
         f"/packages/{quote(match['name'], safe='')}"
     )
-    version = f"versions/{match['digest']}" if match["digest"] else f"tags/{match['tag']}"
+    version = f"versions/{match['digest']}" if match["digest"] else f"tags/{match['tag'] or 'latest'}"
     if rest.get_or_none("artifactregistry", f"{package}/{version}") is None:
         return error("image", f"{image} does not exist", "push it: 'make image push'")
     return ok("image", image)
 
 
-def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+def _project(environment: Environment, rest: Rest) -> Diagnosis:
     project = rest.request("cloudresourcemanager", f"v3/projects/{environment.project}")
-    if project.get("state", "ACTIVE") != "ACTIVE":
-        yield error("project", f"{environment.project} is {project['state']}", "restore it, or use another")
-        return
-    yield ok("project", f"{environment.project} (number {project['name'].rpartition('/')[2]})")
+    return ok("project", f"{environment.project} (number {project['name'].rpartition('/')[2]})")
 
 
-def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+def _permissions(environment: Environment, rest: Rest) -> Diagnosis:
     path = f"v3/projects/{environment.project}:testIamPermissions"
     granted = rest.request("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
-        yield error("permissions", f"this account lacks {', '.join(missing)}", fix)
-    else:
-        yield ok("permissions", "this account may submit, schedule and explain runs")
+        return error("permissions", f"this account lacks {', '.join(missing)}", fix)
+    return ok("permissions", "this account may submit, schedule and explain runs")
 
 
-def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+def _apis(environment: Environment, rest: Rest) -> Diagnosis:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
     services = rest.request("serviceusage", f"v1/{parent}/services:batchGet", names=names)
@@ -131,67 +123,52 @@ def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
         fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
-        yield error("APIs", f"not enabled: {', '.join(missing)}", fix)
-    else:
-        yield ok("APIs", f"enabled: {', '.join(_APIS)}")
+        return error("APIs", f"not enabled: {', '.join(missing)}", fix)
+    return ok("APIs", f"enabled: {', '.join(_APIS)}")
 
 
-def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+def _bucket(environment: Environment, rest: Rest) -> Diagnosis:
     from google.api_core.exceptions import NotFound
     from google.cloud.storage import Client
 
     if not environment.pipeline_root:
-        yield warning("bucket", "pipeline_root is not set", "set it to gs://BUCKET/PATH; runs need it")
-        return
+        return warning("bucket", "pipeline_root is not set", "set it to gs://BUCKET/PATH; runs need it")
     name = environment.pipeline_root.removeprefix("gs://").partition("/")[0]
     try:
         bucket = Client(project=environment.project).get_bucket(name)
     except NotFound:
         fix = f"run 'gcloud storage buckets create gs://{name} --location {environment.location}'"
-        yield error("bucket", f"gs://{name} does not exist", fix)
-        return
+        return error("bucket", f"gs://{name} does not exist", fix)
     missing = sorted(set(_OBJECTS) - set(bucket.test_iam_permissions(list(_OBJECTS))))
     if missing:
         fix = "grant this account roles/storage.objectUser on it"
-        yield error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
-        return
+        return error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
     location = str(bucket.location).lower()
     if location != environment.location:
         found = f"gs://{name} is in {location}, and runs in {environment.location}"
-        yield warning(
+        return warning(
             "bucket", found, f"use one in {environment.location}: it is faster, and traffic is free"
         )
-    else:
-        yield ok("bucket", f"gs://{name} in {location}, readable and writable")
+    return ok("bucket", f"gs://{name} in {location}, readable and writable")
 
 
-def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
+def _service_account(environment: Environment, rest: Rest) -> Diagnosis:
     account = environment.service_account
     if not account:
         found = "service_account is not set: runs use the project's default, often with too many permissions"
-        fix = "create one for runs and set service_account"
-        yield warning("service account", found, fix)
-        return
+        return warning("service account", found, "create one for runs and set service_account")
     path = f"v1/projects/-/serviceAccounts/{account}"
     existing = rest.get_or_none("iam", path)
     if existing is None:
-        fix = "create it or correct service_account"
-        yield error("service account", f"{account} does not exist", fix)
-        return
+        return error("service account", f"{account} does not exist", "create it or correct service_account")
     if existing.get("disabled"):
-        yield error("service account", f"{account} is disabled", "enable it")
-        return
+        return error("service account", f"{account} is disabled", "enable it")
     act_as = "iam.serviceAccounts.actAs"
     granted = rest.request("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
-        yield error("service account", f"this account may not act as {account}", fix)
-    else:
-        yield ok("service account", f"{account}; this account may act as it")
-
-
-def _image(image: str, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    yield find_image(image, rest)
+        return error("service account", f"this account may not act as {account}", fix)
+    return ok("service account", f"{account}; this account may act as it")
 
 
 def _training_network(job: CustomJobSettings, environment: Environment) -> Diagnosis:

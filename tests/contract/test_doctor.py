@@ -61,7 +61,7 @@ def test_a_platform_that_is_ready_is_said_to_be(project: Any) -> None:
         (f"{IMAGE}:1", "ok"),
         (f"{IMAGE}:2", "error"),
         (f"{IMAGE}@sha256:{'0' * 64}", "error"),
-        (IMAGE, "warning"),  # neither tag nor digest
+        (IMAGE, "error"),  # of the tag latest
         ("shardline:0.1.0", "warning"),  # nobody's registry
     ],
 )
@@ -70,7 +70,7 @@ def test_an_image_is_looked_for_in_artifact_registry(
 ) -> None:
     vertex_environ.services.registry.add_image(f"{IMAGE}:1")
 
-    assert find_image(image, connect()[0]).level == level
+    assert find_image(image, environment(), connect()[0]).level == level
 
 
 def test_what_is_missing_is_named_with_what_mends_it(project: Any) -> None:

@@ -99,9 +99,9 @@ def test_it_may_be_written_into_a_new_repository_and_into_nothing_else(tmp_path:
 
     again = shardline("new", tmp_path, "--name", "leafnet")
     assert again.exit_code == 2
-    assert f"{tmp_path} is not empty: it holds .dockerignore and" in again.output
+    assert f"{tmp_path} is not an empty directory; name a new one" in again.output
     file = shardline("new", tmp_path / "Makefile", "--name", "leafnet")
-    assert (file.exit_code, "is a file" in file.output) == (2, True)
+    assert (file.exit_code, "is not an empty directory" in file.output) == (2, True)
 
 
 @pytest.mark.parametrize(
