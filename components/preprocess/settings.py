@@ -19,7 +19,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "key": ("path", "content"),
     "resize_mode": ("crop", "pad", "stretch"),
     "encoding": ("keep", "jpeg", "png", "raw"),
-    "compression": ("none", "gzip"),
     "on_bad_record": ("fail", "skip"),
     "on_anomaly": ("fail", "warn"),
     "check_images": ("header", "structure", "decode"),
@@ -34,8 +33,8 @@ LARGEST_SEED = 2**63 - 1
 # More than a million, or a thousand processes, is a typo that would take all memory.
 _RANGES = {
     **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
+    **dict.fromkeys(("shards", "readers"), (1, 1_000_000)),
     "image_size": (0, 1_000_000),
-    **dict.fromkeys(("readers", "shards"), (1, 1_000_000)),
     "max_pixels": (1, LARGEST_SEED),
     "processes": (0, 1_024),
 }
@@ -79,7 +78,6 @@ class PreprocessSettings:
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
         shards: About how many shards the training split gets.
-        compression: Of whole shards, none or gzip.
         processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
@@ -113,7 +111,6 @@ class PreprocessSettings:
     seed: int = 0
     readers: int = 1
     shards: int = 8
-    compression: str = "none"
     processes: int = 0
     on_bad_record: str = "fail"
     max_bad_fraction: float = 0.01

@@ -227,7 +227,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
             for label in manifest.labels
         }
         splits[name] = Split((shard,), tallies)
-    sample = replace(manifest, splits=splits, compression="", keys=None)
+    sample = replace(manifest, splits=splits, keys=None)
     manifests.save(sample, out)
     return sample
 

@@ -95,7 +95,7 @@ class Examples:
         manifest.
         """
         paths = [str(self.directory / shard.file) for shard in self.split.shards]
-        records = tf.data.TFRecordDataset(paths, compression_type=self.manifest.compression.upper())
+        records = tf.data.TFRecordDataset(paths)
         batches = records.batch(size).map(lambda some: (some, _parse(some, self.manifest))).prefetch(2)
         seen = 0
         try:

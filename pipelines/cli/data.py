@@ -27,7 +27,7 @@ from shardline.trainer.base.errors import SettingsError
 
 #: Settings that have no option of their own.
 OTHERS = (
-    *("check_images", "compression", "data_dir", "max_bad_fraction", "max_pixels", "on_anomaly"),
+    *("check_images", "data_dir", "max_bad_fraction", "max_pixels", "on_anomaly"),
     *("resize_mode", "split_gap", "split_salt"),
 )
 

@@ -33,7 +33,6 @@ def write_dataset(
     shards: int = 2,
     seed: int = 0,
     encoding: str = "png",
-    compression: str = "",
     classes: int = len(CLASS_NAMES),
 ) -> Manifest:
     """Writes a dataset directory of noisy images with one bright band, and its manifest.
@@ -47,14 +46,13 @@ def write_dataset(
         shards: Number of shards of every split.
         seed: Of the noise. The same arguments give the same bytes.
         encoding: "png" or "raw".
-        compression: "" or "gzip".
         classes: Number of classes, 2 or 3.
     """
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     encode = encode_png if encoding == "png" else np.ndarray.tobytes
     splits = {
-        name: _write_split(directory, name, total, shape, shards, rng, encode, compression, classes)
+        name: _write_split(directory, name, total, shape, shards, rng, encode, classes)
         for name, total in records.items()
         if total
     }
@@ -70,7 +68,6 @@ def write_dataset(
             Feature("key", "string"),
         ),
         splits=splits,
-        compression=compression,
     )
     manifests.save(manifest, directory)
     return manifest
@@ -221,7 +218,7 @@ def read_examples(directory: Path, split: str) -> Iterator[tuple[str, bytes, int
     manifest = manifests.load(directory)
     for shard in manifest.splits[split].shards:
         path = str(directory / shard.file)
-        for record in tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()):
+        for record in tf.data.TFRecordDataset(path):
             features = tf.train.Example.FromString(record.numpy()).features.feature
             yield (
                 features["key"].bytes_list.value[0].decode(),
@@ -246,9 +243,9 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def write_shard(path: Path, examples: list[bytes], compression: str = "") -> Shard:
+def write_shard(path: Path, examples: list[bytes]) -> Shard:
     """Writes serialized examples to a TFRecord file and describes it for a manifest."""
-    with tf.io.TFRecordWriter(str(path), options=compression.upper()) as writer:
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for example in examples:
             writer.write(example)
     content = path.read_bytes()
@@ -277,13 +274,9 @@ def make_row(key: str, label: int, *, year: int, income: float, city: str) -> by
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-def _write_shards(
-    directory: Path, split: str, examples: list[bytes], shards: int, compression: str = ""
-) -> tuple[Shard, ...]:
+def _write_shards(directory: Path, split: str, examples: list[bytes], shards: int) -> tuple[Shard, ...]:
     names = [f"{split}-{i:05d}-of-{shards:05d}.tfrecord" for i in range(shards)]
-    return tuple(
-        write_shard(directory / name, examples[i::shards], compression) for i, name in enumerate(names)
-    )
+    return tuple(write_shard(directory / name, examples[i::shards]) for i, name in enumerate(names))
 
 
 def _write_split(
@@ -294,7 +287,6 @@ def _write_split(
     shards: int,
     rng: np.random.Generator,
     encode: Callable[[np.ndarray], bytes],
-    compression: str,
     classes: int,
 ) -> Split:
     # A plain p % 3 would leave one class to a shard where the shards are a multiple of three.
@@ -304,6 +296,6 @@ def _write_split(
         for p, label in enumerate(labels)
     ]
     return Split(
-        shards=_write_shards(directory, name, examples, shards, compression),
+        shards=_write_shards(directory, name, examples, shards),
         labels=counted([labels.count(label) for label in range(classes)]),
     )

@@ -54,7 +54,7 @@ def read(out: Path, split: str) -> list[dict[str, Any]]:
     }
     manifest, found = manifests.load(out), []
     for shard in manifest.splits[split].shards:
-        records = tf.data.TFRecordDataset(str(out / shard.file), manifest.compression.upper())
+        records = tf.data.TFRecordDataset(str(out / shard.file))
         serialized = list(records.as_numpy_iterator())
         columns = tf.io.parse_example(tf.constant(serialized, tf.string), specification)
         rows = zip(*(column.numpy().tolist() for column in columns.values()), strict=True)

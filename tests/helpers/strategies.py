@@ -192,7 +192,6 @@ _MANIFEST = {
     **{
         "settings": {"seed": 0, "split": {"train": 1.0}},
         "labels": [{"name": "label", "kind": "class", "outputs": ["a", "b"], "units": []}],
-        "compression": "",
     },
     "features": [
         {"name": "image", "dtype": "uint8", "shape": [8, 8, 1], "encoding": "png", "resize": ""},

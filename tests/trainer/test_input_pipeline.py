@@ -131,14 +131,10 @@ def test_a_shard_of_another_size_is_refused(tmp_path):
         feed.worker_dataset(1, 0, range(1))
 
 
-@pytest.mark.parametrize(("encoding", "compression"), [("png", "gzip"), ("raw", "")])
-def test_every_way_of_storing_gives_the_same_batches(tmp_path, encoding, compression):
+def test_raw_images_give_the_same_batches(tmp_path):
     shape = (10, 14, 1)
     plain = tmp_path / "plain", write_dataset(tmp_path / "plain", shape=shape)
-    other = (
-        tmp_path / "other",
-        write_dataset(tmp_path / "other", shape=shape, encoding=encoding, compression=compression),
-    )
+    other = tmp_path / "other", write_dataset(tmp_path / "other", shape=shape, encoding="raw")
 
     assert steps(other, 1, 8, range(1)) == steps(plain, 1, 8, range(1))
 

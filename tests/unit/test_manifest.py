@@ -191,7 +191,6 @@ SPLIT = ("splits", "train")
         (change(*SPLIT, "shards", 0, "file", to="../x"), "names a shard outside the directory: '../x'"),
         (change(*SPLIT, "shards", 0, "file", to="/etc/passwd"), "names a shard outside the directory"),
         (change(*SPLIT, "shards", 0, "file", to=".."), "names a shard outside the directory"),
-        (change("compression", to="zip"), "an unknown compression 'zip'"),
         (change("features", 0, "shape", to=[8, 8]), "an invalid feature"),
         (change("features", 0, "encoding", to="gif"), "an invalid feature"),
         (change("features", 1, "name", to="key"), "it has no feature for one of its labels, or two"),

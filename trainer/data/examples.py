@@ -73,9 +73,7 @@ def memory_budget() -> int:
 
 def load(paths: Sequence[str], manifest: Manifest) -> Memory:
     """Reads and decodes whole shards, one after the other."""
-    records = tf.data.TFRecordDataset(
-        list(paths), compression_type=manifest.compression.upper(), buffer_size=8 << 20
-    )
+    records = tf.data.TFRecordDataset(list(paths), buffer_size=8 << 20)
     decoded = _decode(records, manifest, manifest.inputs)
     parts = [tf.nest.flatten(batch) for batch in decoded.as_numpy_iterator()]
     with tf.device("CPU:0"):
@@ -117,7 +115,7 @@ def _read_training_examples(
     paths = [str(directory / shard.file) for shard in manifest.splits["train"].shards]
     # Record by record from all shards in turn, to which preprocessing has assigned the examples at random.
     records = tf.data.Dataset.from_tensor_slices(paths).interleave(
-        lambda path: tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()),
+        lambda path: tf.data.TFRecordDataset(path),
         cycle_length=len(paths),
     )
     records = records.take(-1 if limit is None else limit)
@@ -182,8 +180,8 @@ def _find_bad_example(directory: Path, manifest: Manifest) -> tuple[str, Raised 
                 return check_targets(targets, manifest.labels, split)
 
         for shard in content.shards:
-            path, compression = str(directory / shard.file), manifest.compression.upper()
-            records, number = tf.data.TFRecordDataset(path, compression_type=compression), 0
+            path = str(directory / shard.file)
+            records, number = tf.data.TFRecordDataset(path), 0
             checked = records.map(
                 tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
             )

@@ -168,7 +168,6 @@ class Manifest:
         labels: Labels to predict.
         features: All features of an example.
         splits: Splits that have examples, by name.
-        compression: Compression of the shards as whole files: "" or "gzip".
         records_in: Number of examples of the source: those in the splits and those rejected.
         rejected: Number of examples left out, by reason; rejected.jsonl next to the manifest lists them.
         converted: Number of images that were converted when they were stored, or are when they are decoded,
@@ -185,7 +184,6 @@ class Manifest:
     labels: tuple[Label, ...]
     features: tuple[Feature, ...]
     splits: Mapping[str, Split]
-    compression: str = ""
     records_in: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
     converted: Mapping[str, int] = field(default_factory=dict)
@@ -372,8 +370,6 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield from split.labels[label.name].faults(label)
     if manifest.keys and manifest.keys.bytes != KEY_BYTES * manifest.records:
         yield f"its file of keys has {manifest.keys.bytes:,} bytes for {manifest.records:,} examples"
-    if manifest.compression not in ("", "gzip"):
-        yield f"it has an unknown compression {manifest.compression!r}"
     names = [feature.name for feature in manifest.features]
     if len(set(names)) != len(names) or not all(
         label.feature in manifest.features for label in manifest.labels

@@ -270,7 +270,6 @@ class InputPipeline:
             else:
                 records = tf.data.TFRecordDataset(
                     location["path"],
-                    compression_type=self.manifest.compression.upper(),
                     buffer_size=min(max(_READ_BYTES // count, _SMALLEST_READ), _LARGEST_READ),
                 ).prefetch(max(1, _PREFETCH_RECORDS // count))
             if self.augmentation is not None:

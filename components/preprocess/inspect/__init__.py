@@ -25,15 +25,13 @@ KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "floa
 Values = Mapping[str, tuple[str, Sequence[Any]]]
 
 
-def read_values(
-    path: Path, compression: str, report: Report | None = None
-) -> Iterator[tuple[int, Values | str]]:
+def read_values(path: Path, report: Report | None = None) -> Iterator[tuple[int, Values | str]]:
     """Yields the size in bytes of every record of a shard, and its features or what is wrong with it.
 
     Raises SourceError where the rest of the shard cannot be read: it is cut off, or a length is damaged.
     """
     count = size = 0
-    for record in read_records(path, compression=compression):
+    for record in read_records(path):
         if isinstance(record, BadRecordError):
             yield 0, record.reason
             continue
@@ -64,7 +62,7 @@ def first_records(
     for shard in shards:
         bytes_left = max(1, max_bytes // len(shards))
         try:
-            for size, values in islice(read_values(directory / shard.file, manifest.compression), most):
+            for size, values in islice(read_values(directory / shard.file), most):
                 if isinstance(values, str):
                     raise SourceError(values)
                 yield values

@@ -66,7 +66,6 @@ def render_card(directory: Path, manifest: Manifest) -> str:
 
 
 def _numbers(manifest: Manifest) -> Rows:
-    stored = size(sum(split.bytes for split in manifest.splits.values()))
     images = [feature for feature in manifest.features if feature.name == "image"]
     names = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}
     return [
@@ -79,7 +78,7 @@ def _numbers(manifest: Manifest) -> Rows:
             for label in manifest.labels
         ),
         *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
-        ("stored", stored + (f", {manifest.compression}" if manifest.compression else "")),
+        ("stored", size(sum(split.bytes for split in manifest.splits.values()))),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
         ("exact repeats", f"{manifest.duplicates.examples:,}"),
     ]

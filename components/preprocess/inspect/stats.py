@@ -18,7 +18,7 @@ from shardline.trainer.data.manifest import Manifest
 _MOST_CLASSES = 20
 _MOST_NAMED = 10
 _SUMMARY = (
-    "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
+    "source", "fingerprint", "features", "labels", "splits", "records_in", "records",
     "rejected", "converted", "duplicates", "anomalies", "settings",
 )  # fmt: skip
 

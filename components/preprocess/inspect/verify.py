@@ -256,7 +256,7 @@ class _Checker:
     def __init__(self, directory: Path, deep: bool, report: Report) -> None:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
-        self._features, self._compression = manifest.features, manifest.compression
+        self._features = manifest.features
         self._group, self._moment = manifest.group, manifest.time_feature
         self._groups, self._times = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
@@ -300,7 +300,7 @@ class _Checker:
         """Yields the damage of single records, and collects the labels of the sound ones."""
         number = damaged = 0
         try:
-            for _, values in read_values(path, self._compression, self._report):
+            for _, values in read_values(path, self._report):
                 problem = values if isinstance(values, str) else self._problem(values)
                 if isinstance(values, str) or problem:
                     damaged += 1

@@ -115,7 +115,6 @@ class Plan:
             shard.file,
             shard.rows,
             self.settings.codec,
-            self.settings.compression,
             [asdict(label) for label in self.labels],
             # Every survey rewrites the spool; its records carry checksums.
             self._locations_hash,

@@ -133,7 +133,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     if settings.stratify:
         check_stratified(labels, ())
     by_content = settings.key == "content"
-    prefetch = by_content or not settings.shards or settings.on_bad_record == "skip"
+    prefetch = by_content or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     check = None
     if schema:

@@ -58,15 +58,13 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
             for label in plan.labels
         }
         splits[name] = Split(shards=tuple(marker.shard for marker in written), labels=labels)
-    compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
-        fingerprint=_fingerprint(plan.labels, features, splits, compression),
+        fingerprint=_fingerprint(plan.labels, features, splits),
         source=plan.settings.source,
         settings=recorded_settings(plan.settings, plan.schema),
         labels=plan.labels,
         features=features,
         splits=splits,
-        compression=compression,
         records_in=plan.records_in,
         rejected=dict(sorted(plan.rejected.items())),
         converted=images.converted,
@@ -98,7 +96,7 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
     """Returns the settings that determine the bytes, and the digest of the schema that was checked."""
     names = (
         "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
-        "resize_mode", "encoding", "readers", "shards", "compression",
+        "resize_mode", "encoding", "readers", "shards",
     )  # fmt: skip
     values = asdict(settings)
     checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
@@ -142,15 +140,12 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
         return False
 
 
-def _fingerprint(
-    labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
-) -> str:
+def _fingerprint(labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split]) -> str:
     """Returns the hash of a dataset's bytes and their meaning; not of its source and the time of reading."""
     content = {
         "labels": [asdict(label) for label in labels],
         "features": [asdict(feature) for feature in features],
         "shards": [asdict(shard) for split in splits.values() for shard in split.shards],
-        "compression": compression,
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

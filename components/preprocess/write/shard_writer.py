@@ -11,7 +11,6 @@ import gc
 import json
 import operator
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +48,6 @@ _BLOCK = 1 << 18
 _PIECES = 1000 // 3
 # Images up to this average size are copied into their records, which saves calls.
 _SMALL = 8192
-_GZIP = 31
 
 # Allocations before Python collects garbage, as examples have no reference cycles: with its default, 700,
 # that takes a tenth of the time of a survey.
@@ -75,7 +73,7 @@ class ShardWriter:
         try:
             counts, kinds = LabelCounts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
-            with ShardFile(temporary, self._plan.settings.compression) as output:
+            with ShardFile(temporary) as output:
                 for block in records.read(self._work.records_path(shard.file)):
                     counts.add(block)
                     hashes += self._write_block(block, output, kinds)
@@ -222,10 +220,9 @@ def infrequent_gc() -> Iterator[None]:
 class ShardFile(contextlib.AbstractContextManager["ShardFile"]):
     """A file that is written in large blocks: `size` and `checksum` are of what was written."""
 
-    def __init__(self, path: Path, compression: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self.size = self.checksum = 0
-        self._compressor = zlib.compressobj(wbits=_GZIP) if compression == "gzip" else None
 
     def add(self, contents: Sequence[bytes], sizes: Sequence[int], tails: Sequence[bytes]) -> int:
         """Writes records and returns their size in bytes.
@@ -247,19 +244,14 @@ class ShardFile(contextlib.AbstractContextManager["ShardFile"]):
         return size
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Writes the rest and fsyncs the file."""
+        """Fsyncs the file and closes it."""
         try:
-            if self._compressor and not kind:
-                self._write_through([self._compressor.flush()])
             if not kind:
                 os.fsync(self.file)
         finally:
             os.close(self.file)
 
     def _write(self, pieces: list[bytes]) -> None:
-        self._write_through([self._compressor.compress(b"".join(pieces))] if self._compressor else pieces)
-
-    def _write_through(self, pieces: list[bytes]) -> None:
         size = sum(map(len, pieces))
         crc, extend = self.checksum, google_crc32c.extend
         for piece in pieces:

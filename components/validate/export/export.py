@@ -145,7 +145,7 @@ def take_samples(
     """
     present = [manifest.splits[name] for name in splits if name in manifest.splits]
     paths = [str(directory / shard.file) for split in present for shard in split.shards]
-    records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
+    records = tf.data.TFRecordDataset(paths)
     try:
         return tuple(records.take(count).as_numpy_iterator())
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
