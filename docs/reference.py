@@ -39,28 +39,26 @@ _SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "-
 _RULES_HEAD = """\
 # What `shardline check` looks at
 
-`shardline check` finds mistakes in a file before anything runs. This page lists its rules.
+`shardline check` finds mistakes in a file before anything runs.
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml --param epochs=3
 
 It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
-pipelines and parameters, and studies. It needs no network, TensorFlow or Google Cloud client. A finding says
-what was found and how to fix it.
+pipelines and parameters, and studies. It looks for what costs money, is lost without a word, or is refused
+only after hours, not for what the API says itself at a submission. It needs no network.
 
 - An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
-  and you will probably regret it. Codes never change their meaning.
+  and you will probably regret it.
 - The exit code is 1 with errors, else 0; 2 if a file is of another kind or cannot be read.
 - `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
-- A custom job is checked as the API receives it. Values known only at run time, such as another task's
-  output, are not checked.
+- A custom job is checked as the API receives it, without values that are known only at run time.
 
-The last column names the source of a rule:
+Sources:
 
-- `training/`, `pipelines/`, `general/`: docs.cloud.google.com, below
-  gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs)
-- other paths: docs.cloud.google.com
+- paths: docs.cloud.google.com; `training/`, `pipelines/` and `general/` below
+  gemini-enterprise-agent-platform/machine-learning
 - `CustomJobSpec` and other types: google.cloud.aiplatform_v1.types
 - SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components 2.22
 - `pipeline_spec.proto`: kubeflow/pipelines

@@ -17,8 +17,7 @@ _TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 class WorkerPool:
     """Replicas with the same machine and the same container.
 
-    The fields are the keys of [train], which settings/vertex.toml.example explains; `image_uri` "" is the
-    component's own image.
+    The fields are the keys of [train], which settings/vertex.toml.example explains.
     """
 
     machine_type: str
@@ -26,7 +25,6 @@ class WorkerPool:
     accelerator_type: str = ""
     accelerator_count: int = 0
     boot_disk_size_gb: int = 100
-    image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,9 +57,8 @@ class WorkerPool:
         if self.accelerator_type or self.accelerator_count:
             machine["accelerator_type"] = self.accelerator_type
             machine["accelerator_count"] = self.accelerator_count
-        image = self.image_uri or container["image_uri"]
         return {
-            "container_spec": {**container, "image_uri": image, "env": env},
+            "container_spec": {**container, "env": env},
             "machine_spec": machine,
             "replica_count": self.replica_count,
             "disk_spec": {"boot_disk_size_gb": self.boot_disk_size_gb},

@@ -63,11 +63,10 @@ def apply(
     declared = load_schedules(file)
     wanted = list(_wanted(environment, file, declared, names, proofs))
     known = list_schedules(environment.platform)
-    now = datetime.datetime.now(datetime.UTC)
     plans, content = [], []
     for item, request, proof in wanted:
         named = [other for other in known if other.get("displayName") == item.display_name]
-        plans.append((make_plan(item, request, named, now), proof))
+        plans.append((make_plan(item, request, named), proof))
     for plan, proof in plans:
         kept = plan.existing[0] if plan.existing and not plan.steps else None
         if not dry_run:
@@ -165,7 +164,7 @@ def _wanted(
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        yield wanted, run_request(environment, wanted, spec, parameters, template_uri=template_uri), proof
+        yield wanted, run_request(environment, spec, parameters, template_uri=template_uri), proof
 
 
 def _row(item: Existing) -> tuple[str, ...]:

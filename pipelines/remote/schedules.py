@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.text import timestamp, truncate
+from shardline.components.text import truncate
 from shardline.components.vertex.client import Platform, call_api, list_all, wait_for_operation
 from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
@@ -39,14 +39,7 @@ TEMPLATE_LABEL = "shardline-template"
 REQUEST_LABEL = "shardline-request"
 
 #: Fields of a schedule other than its runs' request.
-_FIELDS = (
-    "cron",
-    "max_concurrent_run_count",
-    "max_concurrent_active_run_count",
-    "max_run_count",
-    "start_time",
-    "end_time",
-)
+_FIELDS = ("cron", "max_concurrent_active_run_count", "max_run_count")
 
 ACTIVE = "ACTIVE"
 PAUSED = "PAUSED"
@@ -61,25 +54,18 @@ class DeclaredSchedule(Schedule):
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
     `params` is a file of parameters, which `parameters` override. settings/schedules.toml.example explains
-    the fields; None leaves it to the pipeline, or as it is on the platform.
+    the fields; `paused` None leaves it as it is on the platform.
     """
 
     pipeline: str
     params: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    enable_caching: bool | None = None
     max_concurrent_active_run_count: int | None = 1
     paused: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.display_name.strip() or '"' in self.display_name:
             raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
-        for name in ("start_time", "end_time"):
-            time = getattr(self, name)
-            if time is not None and time.tzinfo is None:
-                raise SettingsError(f"{name} {time.isoformat()} has no offset; write 2027-01-01T00:00:00Z")
-        if self.start_time and self.end_time and self.start_time >= self.end_time:
-            raise SettingsError(f"end_time {self.end_time.isoformat()} is not after start_time")
         try:
             json.dumps(dict(self.parameters), allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -122,7 +108,6 @@ def list_schedules(platform: Platform) -> list[Existing]:
 
 def run_request(
     environment: Environment,
-    declared: DeclaredSchedule,
     spec: Mapping[str, Any],
     parameters: Mapping[str, Any],
     *,
@@ -132,9 +117,7 @@ def run_request(
 
     The arguments and errors are those of `job_request`.
     """
-    request = job_request(
-        environment, spec, parameters, enable_caching=declared.enable_caching, template_uri=template_uri
-    )
+    request = job_request(environment, spec, parameters, template_uri=template_uri)
     job = request["pipelineJob"]
     rest = {name: value for name, value in job.items() if name not in ("pipelineSpec", "runtimeConfig")}
     rest["root"] = job["runtimeConfig"]["gcsOutputDirectory"]
@@ -143,20 +126,15 @@ def run_request(
     return request
 
 
-def schedule_body(
-    declared: DeclaredSchedule, request: Mapping[str, Any], now: datetime.datetime
-) -> dict[str, Any]:
-    """Returns the declared Schedule in the API's JSON.
-
-    A start time that has passed is left out: the API may refuse it, and it has no effect.
-    """
-    content = {"displayName": declared.display_name, "createPipelineJobRequest": request}
+def schedule_body(declared: DeclaredSchedule, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the declared Schedule in the API's JSON."""
+    content = {
+        "displayName": declared.display_name,
+        "createPipelineJobRequest": request,
+        "maxConcurrentRunCount": "1",
+    }
     for name in _FIELDS:
-        value = getattr(declared, name)
-        if isinstance(value, datetime.datetime):
-            has_passed = name == "start_time" and value <= now
-            value = None if has_passed else timestamp(value.replace(microsecond=0))
-        if value:
+        if value := getattr(declared, name):
             # JSON has 64-bit numbers as text.
             content[_key(name)] = str(value) if type(value) is int else value
     return content
@@ -209,34 +187,19 @@ class SchedulePlan:
 
 
 def make_plan(
-    declared: DeclaredSchedule,
-    request: Mapping[str, Any],
-    existing: Iterable[Existing],
-    now: datetime.datetime,
+    declared: DeclaredSchedule, request: Mapping[str, Any], existing: Iterable[Existing]
 ) -> SchedulePlan:
     """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name."""
-    body = schedule_body(declared, request, now)
+    body = schedule_body(declared, request)
 
     def rank(item: Existing) -> tuple[Any, ...]:
-        count = len(_differences(body, item, now))
+        count = len(_differences(body, item))
         return count, item["state"] == COMPLETED, item.get("createTime", ""), item["name"]
 
     found = tuple(sorted(existing, key=rank))
-    if declared.end_time and declared.end_time <= now:
-        # Those that have not ended by themselves are deleted.
-        remaining = [
-            item for item in found if item["state"] != COMPLETED and item.get("endTime") != body["endTime"]
-        ]
-        action = Action.RETIRE if remaining else Action.NOTHING
-        return SchedulePlan(
-            body,
-            found,
-            action,
-            steps=tuple(ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in remaining),
-        )
     # While one that was paused by hand is replaced, the new one may not be paused yet.
     paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
-    differences = _differences(body, found[0], now) if found else []
+    differences = _differences(body, found[0]) if found else []
     steps: list[ScheduleStep] = []
     if not found or differences:
         action, rest = (Action.REPLACE if found else Action.CREATE), found
@@ -254,13 +217,13 @@ def make_plan(
     return SchedulePlan(body, found, action, tuple(differences), paused, tuple(steps))
 
 
-def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
+def _differences(body: Mapping[str, Any], item: Existing) -> list[Difference]:
     """Returns the differences between a schedule and its declaration.
 
     The pipeline and the request are compared by their labels, since the platform may rewrite them; parameters
     by value, since they can be edited in the console.
     """
-    before, after = _parts(item, now), _parts(body, now)
+    before, after = _parts(item), _parts(body)
     return [
         Difference(name, _text(before.get(name)), _text(after.get(name)))
         for name in {**before, **after}
@@ -268,18 +231,15 @@ def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime
     ]
 
 
-def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
+def _parts(schedule: Mapping[str, Any]) -> dict[str, Any]:
     job = schedule["createPipelineJobRequest"]["pipelineJob"]
     labels, parameters = mapping_at(job, "labels"), mapping_at(job, "runtimeConfig", "parameterValues")
-    # A start time nearer than a minute counts as passed, since clocks differ.
-    start, soon = parse_time(schedule.get("startTime")), now + datetime.timedelta(seconds=60)
     return {
         # 3 and 3.0 are equal here, as they are in the API.
         **{f"parameters.{name}": parameters[name] for name in sorted(parameters)},
         "pipeline": labels.get(TEMPLATE_LABEL, "unknown")[:12],
         "environment": labels.get(REQUEST_LABEL, "unknown")[:12],
         **{name: schedule.get(_key(name)) for name in _FIELDS},
-        "start_time": schedule.get("startTime") if start and start > soon else None,
     }
 
 
@@ -296,7 +256,7 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
         response = send_step(platform, plan.name, step)
         if step.call == "CreateSchedule":
             last = _read(response)
-            if _differences(plan.body, last, datetime.datetime.now(datetime.UTC)):
+            if _differences(plan.body, last):
                 raise PlatformError(
                     f"the schedule {plan.name} was created as {last['name']}, but it differs from the "
                     "request; nothing else was changed: check it in the console, and delete it"

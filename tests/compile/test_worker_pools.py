@@ -94,7 +94,6 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
     chief = replace(
         GPU,
         boot_disk_size_gb=500,
-        image_uri="other:2",
         env={"NOTE": AWKWARD, "EMPTY": ""},
     )
     servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2)
@@ -114,7 +113,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         "replica_count": "1",
         "disk_spec": {"boot_disk_size_gb": 500},
     }
-    assert container["image_uri"] == "other:2"
+    assert container["image_uri"] == "image:1"
     assert container["env"] == [{"name": "NOTE", "value": AWKWARD}, {"name": "EMPTY"}, *told]
     assert pools[1]["container_spec"]["env"] == told
     assert pools[1]["container_spec"]["image_uri"] == "image:1"

@@ -151,7 +151,7 @@ def test_a_new_project_is_retrained_every_week(
 
 
 def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
-    declare(enable_caching=False)
+    declare()
     done("apply")
     schedule = only(workplace)
     assert (schedule.cron, schedule.max_concurrent_active_run_count) == (CALM, 1)

@@ -31,7 +31,6 @@ RIGHT = """
 cron = "TZ=Europe/Vienna 0 6 * * *"
 pipeline = "../compiled/retrain.yaml"
 max_run_count = 5
-start_time = 2027-01-01T00:00:00+01:00
 paused = true
 [schedules."every morning".parameters]
 epochs = 3
@@ -57,7 +56,6 @@ def test_schedules_are_read(tmp_path: Path) -> None:
         pipeline=str(tmp_path / "../compiled/retrain.yaml"),
         parameters={"epochs": 3, "train_options": {"callbacks": ["my.module:log"], "max_time": 2.5}},
         max_run_count=5,
-        start_time=datetime.datetime(2026, 12, 31, 23, tzinfo=datetime.UTC),
         paused=True,
     )
     assert found["registry"].pipeline.startswith("https://")
@@ -90,8 +88,6 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     ("lines", "word"),
     [
         ("pausd = true", "paused"),
-        ("start_time = 2027-01-01T00:00:00", "offset"),
-        ("start_time = 2027-01-02T00:00:00Z\nend_time = 2027-01-01T00:00:00Z", "end_time"),
         ("parameters = { rate = nan }", "JSON"),
     ],
 )
@@ -121,7 +117,6 @@ def test_what_is_no_file_of_schedules(tmp_path: Path, text: str) -> None:
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, 0, tzinfo=datetime.UTC)
 ENVIRONMENT = Environment(project="my-project", location="europe-west4", pipeline_root="gs://bucket/root")
-FAR = NOW + datetime.timedelta(days=30)
 SPEC = pipeline(parameters={"epochs": "NUMBER_INTEGER"})
 
 
@@ -133,7 +128,7 @@ def declared(**fields: Any) -> DeclaredSchedule:
 def request(
     wanted: DeclaredSchedule, spec: Any = SPEC, environment: Environment = ENVIRONMENT
 ) -> dict[str, Any]:
-    return run_request(environment, wanted, spec, wanted.parameters)
+    return run_request(environment, spec, wanted.parameters)
 
 
 def existing(
@@ -144,7 +139,7 @@ def existing(
     begin = NOW - datetime.timedelta(days=10)
     return {
         "startTime": timestamp(begin),
-        **schedule_body(wanted, content or request(wanted), begin),
+        **schedule_body(wanted, content or request(wanted)),
         "name": f"{ENVIRONMENT.platform.parent}/schedules/{number}",
         "state": "PAUSED" if wanted.paused else "ACTIVE",
         "createTime": timestamp(begin + datetime.timedelta(minutes=number)),
@@ -153,7 +148,7 @@ def existing(
 
 
 def plan(wanted: DeclaredSchedule, *found: Existing, **context: Any) -> SchedulePlan:
-    return make_plan(wanted, request(wanted, **context), found, NOW)
+    return make_plan(wanted, request(wanted, **context), found)
 
 
 def calls(found: SchedulePlan) -> list[str]:
@@ -180,7 +175,7 @@ def test_a_new_schedule_is_created() -> None:
 
 
 def test_there_is_nothing_to_do_where_all_is_as_it_is_declared() -> None:
-    wanted = declared(max_run_count=5, end_time=FAR, paused=False)
+    wanted = declared(max_run_count=5, paused=False)
     made = plan(wanted, existing(wanted))
 
     assert (made.action, made.differences, made.steps) == (Action.NOTHING, (), ())
@@ -193,7 +188,6 @@ REPLACEMENT = ["Create", "Delete 1"]
     ("before", "after", "difference"),
     [
         ({}, {"cron": "TZ=UTC 0 7 * * *"}, ("cron", "TZ=Europe/Vienna 0 6 * * *", "TZ=UTC 0 7 * * *")),
-        ({}, {"start_time": FAR}, ("start_time", "none", "2026-12-20T12:00:00Z")),
         ({}, {"parameters": {"epochs": 4}}, ("parameters.epochs", "3", "4")),
         ({}, {"parameters": {}}, ("parameters.epochs", "3", "none")),
         ({"max_run_count": 3}, {}, ("max_run_count", "3", "none")),
@@ -297,33 +291,9 @@ def test_a_declared_state_is_enforced(fields: Any, state: str, expected: list[st
     assert all(step.request.get("catchUp", False) is False for step in made.steps)
 
 
-def test_a_start_that_has_passed_or_is_passing_is_neither_sent_nor_compared() -> None:
-    wanted = declared(start_time=NOW - datetime.timedelta(days=1))
-
-    assert plan(wanted, existing()).action is Action.NOTHING
-    assert "startTime" not in plan(wanted).steps[0].request["schedule"]
-    begun = existing(startTime=timestamp(NOW + datetime.timedelta(seconds=15)))
-    assert plan(declared(), begun).action is Action.NOTHING
-
-
 def test_a_completed_schedule_stays_until_it_is_declared_otherwise() -> None:
     wanted = declared(max_run_count=3)
     done = existing(wanted, state="COMPLETED")
 
     assert plan(wanted, done).action is Action.NOTHING
     assert calls(plan(declared(max_run_count=9), done)) == REPLACEMENT
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ([], []),
-        ([existing(declared(end_time=NOW), state="COMPLETED")], []),
-        ([existing(declared(end_time=NOW))], []),  # it is about to end by itself
-        ([existing()], ["Delete 1"]),
-    ],
-)
-def test_where_the_declared_end_has_passed_nothing_is_left_that_fires(
-    found: list[Existing], expected: list[str]
-) -> None:
-    assert calls(plan(declared(end_time=NOW), *found)) == expected

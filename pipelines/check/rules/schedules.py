@@ -7,7 +7,6 @@ errors ("Bad minute") do not say what was found and what is allowed.
 from __future__ import annotations
 
 import calendar
-import datetime
 import re
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
@@ -19,15 +18,12 @@ from shardline.pipelines.check.registry import Found, rules
 class Schedule:
     """A schedule, with the field names of the Vertex AI API; settings/schedules.toml.example explains them.
 
-    None means no limit, start at once, or never end. A cron expression is "TZ=Europe/Vienna 0 6 * * 1".
+    None means no limit. A cron expression is "TZ=Europe/Vienna 0 6 * * 1".
     """
 
     cron: str
-    max_concurrent_run_count: int = 1
     max_concurrent_active_run_count: int | None = None
     max_run_count: int | None = None
-    start_time: datetime.datetime | None = None
-    end_time: datetime.datetime | None = None
     display_name: str = ""
 
     where = "schedule"  # its name in a finding
@@ -122,8 +118,7 @@ def counts(schedule: Schedule) -> Found:
     """
     active = schedule.max_concurrent_active_run_count
     if active != 1:
-        limit = "not set, and max_concurrent_run_count limits starts only" if active is None else active
-        yield "SL906", f"max_concurrent_active_run_count is {limit}"
+        yield "SL906", f"max_concurrent_active_run_count is {'not set' if active is None else active}"
 
 
 def zone_of(name: str) -> ZoneInfo | None:
