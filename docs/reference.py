@@ -43,15 +43,15 @@ _RULES_HEAD = """\
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
-    shardline check anybodys.yaml --param epochs=3
+    shardline check anybodys.yaml -p epochs=3
 
 It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
 pipelines and parameters, and studies. It looks for what costs money, is lost without a word, or is refused
-only after hours, not for what the API says itself at a submission. It needs no network.
+only after hours, not for what the API says itself at a submission. No network is needed.
 
-- An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
-  and you will probably regret it.
-- The exit code is 1 with errors, else 0; 2 if a file is of another kind or cannot be read.
+- An **error** is refused, fails, or does something other than you meant. A **warning** works,
+  and you may regret it.
+- The exit code is 1 with errors, else 0; 2 if a file cannot be read.
 - `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
 - A custom job is checked as the API receives it, without values that are known only at run time.
 
@@ -60,8 +60,7 @@ Sources:
 - paths: docs.cloud.google.com; `training/`, `pipelines/` and `general/` below
   gemini-enterprise-agent-platform/machine-learning
 - `CustomJobSpec` and other types: google.cloud.aiplatform_v1.types
-- SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components 2.22
-- `pipeline_spec.proto`: kubeflow/pipelines
+- SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components
 
 This page is generated: `python -m docs.reference`.
 """
