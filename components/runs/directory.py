@@ -246,8 +246,7 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
         while True:
             # Before the file: what the run writes before its end is read.
             record = RunRecord.read(directory) if follow else None
-            # Without a host in the record, the end of the run cannot be detected.
-            ended = record is None or record.state != RUNNING or not record.host
+            ended = record is None or record.state != RUNNING
             *whole, rest = (rest + file.read()).split("\n")
             yield from whole
             if ended:

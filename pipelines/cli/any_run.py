@@ -25,8 +25,6 @@ from shardline.trainer.base.errors import SettingsError
 #: Seconds that the process of a run here has to end, which is more than its own processes have.
 _CANCEL_S = 15.0
 
-_NOWHERE = "its record does not name the machine on which it runs"
-
 
 @dataclass(frozen=True)
 class DirectoryRun:
@@ -36,10 +34,8 @@ class DirectoryRun:
     asked = "its process"
 
     def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks; SettingsError where no end is seen."""
+        """Returns its state, and those of its tasks."""
         record = RunRecord.read(self.directory)
-        if watching and record.state == RUNNING and not record.host:
-            raise SettingsError(f"cannot wait for the end of {record.name}: {_NOWHERE}")
         states = task_states(self.directory, record.state)
         tasks = [PlatformTask(name=name, path=name, state=state) for name, state in states.items()]
         return replace(_as_run(self.directory, record), tasks=tuple(tasks))
@@ -49,14 +45,10 @@ class DirectoryRun:
         return read_local_record(self.directory)
 
     def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
-        """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all.
-
-        Reports why it follows no longer where the end is not known.
-        """
+        """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all."""
         yield from read_log(self.directory, task, replica, follow=follow)
-        record = RunRecord.read(self.directory) if follow else None
-        if record and (record.state == RUNNING or record.error == ABANDONED):
-            progress.report("logs", f"no longer following {record.name}: {record.error or _NOWHERE}")
+        if follow and (record := RunRecord.read(self.directory)).error == ABANDONED:
+            progress.report("logs", f"no longer following {record.name}: {ABANDONED}")
 
     def cancel(self) -> tuple[bool, PlatformRun]:
         """Ends its process by SIGTERM, unless it has ended.
@@ -67,10 +59,9 @@ class DirectoryRun:
         if before.has_ended:
             return False, before
         # The process of this id holds the lock: it is the run's, not another that has got the id since.
-        if not record.has_reliable_lock or not record.pid:
+        if not record.has_reliable_lock:
             raise SettingsError(
-                f"the run {record.name} is not known to run on this machine; end its process on "
-                f"{record.host or 'the machine that it runs on'}"
+                f"the run {record.name} is not known to run on this machine; end its process on {record.host}"
             )
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.pid, signal.SIGTERM)

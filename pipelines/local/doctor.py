@@ -1,4 +1,4 @@
-"""Diagnosis of this machine for local runs: versions, memory, cores, disk, ports, network, two replicas."""
+"""Diagnosis of this machine for local runs: versions, memory, cores, disk, network, two replicas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ def error(what: str, found: str, fix: str) -> Diagnosis:
 _GIB = 2**30
 #: A replica with TensorFlow takes about half a GiB before it has loaded any data.
 _MEMORY = (2 * _GIB, 6 * _GIB)
-_PYTHON = ((3, 11), (3, 13))
 _REPLICAS = 2
 _CONSTRAINTS = Path(__file__).parents[1] / "project" / "template" / "common" / "constraints.txt"
 #: Packages whose versions matter most.
@@ -57,14 +56,6 @@ _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "goog
 
 def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     """Yields a diagnosis of each check; `toy` runs a job of two replicas, which takes some seconds."""
-    here, (low, high) = sys.version.split()[0], _PYTHON
-    if low <= sys.version_info[:2] < high:
-        yield ok("python", here)
-    else:
-        wanted = f"{low[0]}.{low[1]} or later, before {high[0]}.{high[1]}"
-        yield error(
-            "python", f"{here}, and Shardline needs {wanted}", "make an environment with another Python"
-        )
     yield from _versions()
     if (cores := len(os.sched_getaffinity(0))) < _REPLICAS:
         yield warning("cores", str(cores), "replicas share cores; a run is slow, not wrong")
@@ -80,7 +71,7 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         found = f"{what}: {free / _GIB:.1f} GiB free in {path}"
         yield _compare("disk", found, free, (1 * _GIB, 5 * _GIB), "make room, or choose another directory")
     if installed_version("psutil") is None:
-        what = "memory, ports, network, toy job: psutil is not installed"
+        what = "memory, network, toy job: psutil is not installed"
         yield warning("not checked", what, "pip install 'shardline[local]'")
         return
     yield from _memory_and_network()
@@ -124,17 +115,11 @@ def _compare(what: str, found: str, amount: int, limits: tuple[int, int], fix: s
 def _memory_and_network() -> Iterator[Diagnosis]:
     import psutil
 
-    from shardline.pipelines.local.process import network, processes
+    from shardline.pipelines.local.process import network
 
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     yield _compare("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
-    try:
-        with processes.reserve_ports(_REPLICAS):
-            yield ok("ports", "loopback ports can be taken")
-    except OSError as refused:
-        found = f"no loopback port can be taken: {refused.strerror}"
-        yield error("ports", found, "check the rules of the sandbox")
     if reason := network.isolation_unavailable():
         found = f"jobs share this machine's network, which exposes their servers: {reason}"
         yield warning("network", found, network.REMEDY)

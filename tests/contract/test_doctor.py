@@ -180,7 +180,7 @@ def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch:
     monkeypatch.setattr(here, "installed_version", lambda package: None)
     found = {item.what: item for item in here.examine(Path("runs"))}
 
-    assert found["not checked"].found == "memory, ports, network, toy job: psutil is not installed"
+    assert found["not checked"].found == "memory, network, toy job: psutil is not installed"
     assert found["not checked"].fix == "pip install 'shardline[local]'"
     assert "toy job" not in found
 
@@ -198,5 +198,5 @@ def test_the_command_checks_the_platform_and_this_machine(project: Any, tmp_path
     levels = {item["what"]: item["level"] for item in content["findings"]}
     assert [what for what, level in levels.items() if level == "error"] == ["image"]
     assert "not run" in next(item["found"] for item in content["findings"] if item["what"] == "toy job")
-    assert {"python", "packages", "cores", "memory", "disk", "ports", "network"} <= set(levels)
+    assert {"packages", "cores", "memory", "disk", "network"} <= set(levels)
     assert not runs.exists()

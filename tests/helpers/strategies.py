@@ -26,7 +26,7 @@ from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.tfrecord import framing
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, parse_rule
-from shardline.components.validate.metrics.metrics import METRICS
+from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVING
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, check_run, parse
 from shardline.pipelines.parameters import load_study
@@ -97,6 +97,7 @@ _CLUSTER = {
     "task": {"type": "worker", "index": 1, "trial": "2"},
     "environment": "cloud",
 }
+METRICS = [metric.name for metric in QUALITY + SERVING + CHECKS]
 _RULE_WORDS = (
     *(*METRICS, *CLASS_METRICS, *OPERATORS, "[", "]", "(", ")", "class", "=", "champion"),
     *("worst_slice(", "p <", "0.5", " ", "-"),

@@ -30,8 +30,6 @@ def step(rank=0, nodes="n[1-2]", counts="2,1", size=3, **more):
         (step(), "1:10768 1:10769 2:10768"),
         (step(1, SLURMD_NODENAME="n2", SLURM_DISTRIBUTION="cyclic"), "1:10768 2:10768 1:10769"),
         (step(2, "n[2-3],n1", "1(x3)"), "2:10768 3:10768 1:10768"),
-        (step(SLURM_STEP_RESV_PORTS="12001-12003"), "1:12001 1:12002 2:12001"),
-        (step(SLURM_STEP_RESV_PORTS="12001"), "1:10768 1:10769 2:10768"),
     ],
 )
 def test_a_step_of_slurm_has_an_address_for_each_task(variables, hosts):

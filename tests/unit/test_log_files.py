@@ -121,15 +121,6 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
     assert RunRecord.read(run).state == "failed"
 
 
-def test_a_run_whose_record_names_no_machine_is_not_followed(run: Path) -> None:
-    files.write_json(run / "run.json", {"pipeline": "toy", "state": "running"})
-
-    followed = logs(run, "--follow")
-
-    assert (followed.exit_code, len(followed.stdout.splitlines())) == (0, 2)
-    assert "no longer following" in followed.stderr
-
-
 def test_a_run_on_another_host_is_not_judged_by_locks_of_this_one(run: Path) -> None:
     """On a mount without locks between hosts nobody here can know whether its process is there."""
     record(run, "running", locked=True, host="another")

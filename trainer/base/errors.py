@@ -3,7 +3,6 @@
     ShardlineError
     ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
     ├── SourceError, with BadRecordError below it
-    ├── RepeatedError, a mistake that already ended an earlier attempt
     ├── RunError (exit code 1), with DivergedError (2) below it
     └── PlatformError (3), CancelledRunError (4), CrashError (70), RestartError (75)
 
@@ -86,10 +85,6 @@ class ClusterError(ShardlineError):
 
 class PipelineError(ShardlineError):
     """A compiled pipeline, or one of its parameters, is wrong."""
-
-
-class RepeatedError(ShardlineError):
-    """A mistake ended an earlier attempt of this job with this message, and nothing has changed since."""
 
 
 class RunError(ShardlineError):

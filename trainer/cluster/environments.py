@@ -113,10 +113,7 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
     # A step on one node needs no other address.
     known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
     # Steps of a job, and jobs with numbers near each other, may be on a node at the same time.
-    slot, reserved = 4 * job + step % 4, environ.get("SLURM_STEP_RESV_PORTS", "")
-    # Slurm keeps ports free on the nodes of the step where MpiParams has some.
-    ports = _expand_range(reserved) if re.fullmatch(_RANGES, reserved) else []
-    hosts = _add_ports([known[node] for node, _ in places], slot, list(map(int, ports)))
+    hosts = _add_ports([known[node] for node, _ in places], 4 * job + step % 4)
     return Tasks(rank, hosts, f"Slurm job {job}, {_on(size, nodes)}")
 
 
@@ -160,13 +157,11 @@ def _number(environ: Mapping[str, str], name: str, least: int, end: int = 2**32)
     return int(text)
 
 
-def _add_ports(hosts: Sequence[str], slot: int, ports: Sequence[int] = ()) -> tuple[str, ...]:
-    """Returns host:port of each task, with one of `ports` if they suffice, else of those of a slot."""
+def _add_ports(hosts: Sequence[str], slot: int) -> tuple[str, ...]:
+    """Returns host:port of each task, with the ports of a slot."""
     numbers = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    if len(ports) <= max(numbers):
-        ports = range(_FIRST_PORT + slot % _SLOTS * _SLOT, 2**16)
-    pairs = zip(hosts, numbers, strict=True)
-    return tuple(f"[{host}]:{ports[n]}" if ":" in host else f"{host}:{ports[n]}" for host, n in pairs)
+    first, pairs = _FIRST_PORT + slot % _SLOTS * _SLOT, zip(hosts, numbers, strict=True)
+    return tuple(f"[{host}]:{first + n}" if ":" in host else f"{host}:{first + n}" for host, n in pairs)
 
 
 def _on(tasks: int, hosts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer.base import crash, files, plugins, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings, output_dirs, plugin_references
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
 from shardline.trainer.data.manifest import MANIFEST_FILE
@@ -33,7 +33,7 @@ _OUTPUT_SETTINGS = ("model_dir", "tensorboard_log_dir")
 def refuse_repeated_failure(
     settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
 ) -> Iterator[None]:
-    """Writes a marker of a user error that ends the context; in a restart the marker is a RepeatedError."""
+    """Writes a marker of a user error that ends the context; in a restart the marker is the error."""
     if not any(name in environ for name in _JOB_VARIABLES):  # started by hand
         yield
         return
@@ -44,7 +44,7 @@ def refuse_repeated_failure(
         progress.report(
             "train", f"an earlier attempt has ended with this error, and nothing has changed: {marker}"
         )
-        raise RepeatedError(failure)
+        raise ShardlineError(failure)
     try:
         yield
     except ShardlineError as error:

@@ -232,7 +232,7 @@ class Evaluation(EvaluationSummary):
 
     Attributes:
         mistakes: The wrong predictions with the highest probability, highest first.
-        metrics: Values by the names in METRICS, without those that could not be measured.
+        metrics: Values by the names of metrics, without those that could not be measured.
         slices: By class, then by other features. The value of a class's slice is its recall.
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".

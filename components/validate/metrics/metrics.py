@@ -95,8 +95,6 @@ CHECKS = (
     Metric("drifted", "features whose distribution has moved", _count, higher_is_better=False),
 )
 
-#: Every metric that a rule may name; times are in milliseconds, sizes in MB, throughput in examples/s.
-METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 
 #: Metrics that are measured of the new model only, not of the champion.
 CHALLENGER_METRICS = (
