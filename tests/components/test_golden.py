@@ -36,26 +36,15 @@ def answers(row=0, **changes):
             0.1,
             "example 0: probability of 'a' is 0.6 instead of 0.7",
         ),
-        (answers(label=0.0), 0.0, ""),  # numbers in the platform's answers are doubles
-        (answers(label=1, label_name="b"), 1.0, "example 0: 'b' instead of 'a'"),
-        (answers(label_name="b"), 1.0, "example 0: 'b' instead of 'a'"),  # other label order
         # Two classes are as probable as each other: rounding decides.
         (answers(1, probabilities=[0.399, 0.401, 0.2], label=1, label_name="b"), 0.001, "example 1: prob"),
-        (answers(1, label=1, label_name="c"), 1.0, "example 1: 'c' instead of 'a'"),
-        (answers(1, label=[1], label_name="b"), 1.0, "example 1: 'b' instead of 'a'"),
         (answers(probabilities=[math.nan, 0.2, 0.1]), 1.0, "example 0: probability of 'a' is nan"),
         (answers(2, probabilities=[math.nan] * 3), 0.0, ""),  # not finite on both sides
         (
             answers(2, probabilities=[0.1, 0.2, 0.7]),
             1.0,
-            "example 2: probability of 'a' is 0.1 instead of None",
+            "example 2: probability of 'a' is 0.1 instead of nan",
         ),
-        (answers(probabilities=[1.0]), 1.0, "example 0: no 3 probabilities"),
-        (answers(probabilities="abc"), 1.0, "example 0: probability of 'a' is 'a' instead of 0.7"),
-        ([*ROWS[:2], {"probabilities": []}], 1.0, "example 2: no label, label_name"),
-        ([*ROWS[:2], [0.7, 0.2, 0.1]], 1.0, "example 2: no outputs"),
-        (ROWS[:2], 1.0, "2 answers to 3 examples"),
-        (None, 1.0, "no answers to 3 examples"),
     ],
 )
 def test_answers_are_compared_with_the_golden_ones(found, difference, words):

@@ -2,7 +2,7 @@
 
 Differences of numbers are in standard deviations of the label in training, those of probabilities absolute:
 a limit means the same for every label. Golden examples, requests with their predictions, are compared with
-the predictions of a clean process or a server.
+the predictions of a clean process.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import importlib.util
 import io
 import itertools
 import json
-import math
 import os
 import re
-import reprlib
 import site
 import subprocess
 import sys
@@ -25,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +39,6 @@ Floats = npt.NDArray[np.float32]
 
 #: Seconds that a clean process may take to answer a request, TensorFlow's import included.
 _TIMEOUT_S = 600.0
-
-#: Shortens what a server sends, which may be of any length.
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = 80
 
 #: Outputs of a signature by kind of label; probabilities or numbers are first.
 OUTPUTS = {
@@ -158,15 +152,8 @@ def max_difference_of(
     )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of predictions with the golden ones.
-
-    Attributes:
-        difference: Largest difference of a probability, or of a number in standard deviations; at least 1
-            where a class differs, a prediction is missing, or only one of two numbers is finite.
-        description: What differs most, or why nothing could be compared.
-    """
+class Comparison(NamedTuple):
+    """Largest difference from the golden predictions, and which it is, or why none is known."""
 
     difference: float
     description: str = ""
@@ -197,68 +184,19 @@ def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison
     return check
 
 
-def compare(export: Export, predictions: Any) -> Comparison:
+def compare(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Comparison:
     """Compares predictions, one object for each golden example, with the golden ones of an export."""
-    expected = (export.golden or {}).get("predictions", [])
-    if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
-        count = len(predictions) if isinstance(predictions, Sequence) else "no"
-        return Comparison(1.0, f"{count} answers to {len(expected)} examples")
-    rows = []
-    for wanted, actual in zip(expected, predictions, strict=True):
-        if not isinstance(actual, Mapping):
-            rows.append(Comparison(1.0, "no outputs"))
-        elif missing := [name for name in wanted if name not in actual]:
-            rows.append(Comparison(1.0, f"no {', '.join(missing)}"))
-        else:
-            labels = [_compare_label(wanted, actual, label, export) for label in export.labels]
-            rows.append(max(labels, key=lambda comparison: comparison.difference))
-    number, worst = max(enumerate(rows), key=lambda item: item[1].difference)
-    return Comparison(worst.difference, f"example {number}: {worst.description}" if worst.description else "")
-
-
-def _compare_label(
-    expected: Mapping[str, Any], actual: Mapping[str, Any], label: Label, export: Export
-) -> Comparison:
-    names = name_outputs(export.labels)[label.name]
-    wanted, values = expected[names[0]], actual[names[0]]
-    deviations = export.deviations.get(label.name, ())
-    if label.kind == REGRESSION and len(label.outputs) == 1:
-        wanted, values = [wanted], [values]
-    noun = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
-    if not isinstance(values, Sequence) or len(values) != len(wanted):
-        return Comparison(1.0, f"no {len(wanted)} {noun[1]}")
-    golden, numbers = [*map(_number, wanted)], [*map(_number, values)]
-    gaps = differences(np.array(golden), np.array(numbers), deviations)
-    index, gap = int(gaps.argmax()), float(gaps.max())
-    if np.isfinite([*golden, *numbers]).all() and (
-        wrong := _describe_wrong_class(actual, label, names, numbers)
-    ):
-        return Comparison(max(1.0, gap), wrong)
-    largest = (
-        f"{noun[0]} of {label.outputs[index]!r} is {_SHORT.repr(values[index])} instead of {wanted[index]}"
-    )
-    return Comparison(gap, largest if gap else "")
-
-
-def _describe_wrong_class(
-    actual: Mapping[str, Any], label: Label, names: Sequence[str], probabilities: Sequence[Any]
-) -> str:
-    """Returns which predicted class or labels do not follow from the probabilities; "" where they do."""
-    predicted = actual[names[1]] if len(names) > 1 else None
-    if label.kind == CLASS:
-        index = max(range(len(probabilities)), key=probabilities.__getitem__)
-        name, best = actual[names[2]], label.outputs[index]
-        return "" if (predicted, name) == (index, best) else f"{_SHORT.repr(name)} instead of {best!r}"
-    if label.kind == MULTILABEL and predicted != [int(value >= THRESHOLD) for value in probabilities]:
-        return f"{names[1]} {_SHORT.repr(predicted)} are not those from {THRESHOLD} on"
-    return ""
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an integer above the range of float64
-        return math.nan
+    expected, found = (export.golden or {})["predictions"], list[Comparison]()
+    for label in export.labels:
+        name, shape = name_outputs(export.labels)[label.name][0], (len(expected), len(label.outputs))
+        both = ([row[name] for row in rows] for rows in (expected, predictions))
+        wanted, actual = (np.array(values, np.float64).reshape(shape) for values in both)
+        gaps = differences(wanted, actual, export.deviations.get(label.name, ()))
+        example, output = worst = divmod(int(gaps.argmax()), shape[1])
+        noun = f"{'value' if label.kind == REGRESSION else 'probability'} of {label.outputs[output]!r}"
+        text = f"example {example}: {noun} is {actual[worst]:.6g} instead of {wanted[worst]:.6g}"
+        found.append(Comparison(float(gaps[worst]), text if gaps[worst] else ""))
+    return max(found, key=lambda comparison: comparison.difference)
 
 
 class CleanProcess(contextlib.AbstractContextManager["CleanProcess"]):
