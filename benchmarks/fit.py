@@ -99,7 +99,12 @@ def measure(work: Work, by_keras: bool) -> tuple[float, float]:
         arguments["validation_data"] = (x[:1000], y[:1000])
     data: Any = (x, y)
     if work.as_dataset:
-        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(work.examples).batch(work.batch).prefetch(2)
+        data = (
+            tf.data.Dataset.from_tensor_slices((x, y))
+            .shuffle(work.examples, seed=1)
+            .batch(work.batch)
+            .prefetch(2)
+        )
     else:
         arguments["batch_size"] = work.batch
     begin = time.perf_counter()

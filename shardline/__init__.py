@@ -15,7 +15,6 @@ loads neither TensorFlow nor Kubeflow Pipelines.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,19 +77,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-_excepthook = sys.excepthook
-
-
-def _end_with_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Ends a program that does not catch an error of Shardline with one line and the error's exit code."""
-    from shardline.trainer.base import errors, progress
-
-    if isinstance(error, errors.ShardlineError) and not (hasattr(sys, "ps1") or sys.flags.interactive):
-        progress.fail("train" if "shardline.trainer.loop.process" in sys.modules else "shardline", error)
-        raise SystemExit(error.exit_code)
-    _excepthook(kind, error, trace)
-
-
-sys.excepthook = _end_with_one_line

@@ -97,8 +97,8 @@ def fit(
     """Trains a compiled Keras 3 model on all workers of the cluster, or in this process alone.
 
     Every process runs the same program and calls this with the same arguments. Each reads all data and trains
-    on its replicas' parts of every batch, so N processes train on exactly the same batches as one. Shuffles
-    of a `tf.data.Dataset` are seeded by `seed` and the number of the epoch.
+    on its replicas' parts of every batch, so N processes train on exactly the same batches as one. A shuffle
+    of a `tf.data.Dataset` needs a seed for that; arrays are shuffled by `seed` and the number of the epoch.
 
     Args:
         build_model: A function without arguments that returns a compiled model, called in the scope of the

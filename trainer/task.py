@@ -21,7 +21,7 @@ _GROUPS = {
     "dataset": "data, model and output",
     "epochs": "duration",
     "per_replica_batch_size": "batches and learning rate",
-    "label_smoothing": "examples, callbacks and stopping",
+    "class_weights": "examples, callbacks and stopping",
     "precision": "precision",
     "strategy": "distribution",
     "checkpoint_steps": "checkpoints and resuming",

@@ -27,7 +27,7 @@ def make_datasets(path: str) -> tf.data.Dataset:
     def scale(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.cast(image, tf.float32) / 255, tf.cast(label, tf.int64)
 
-    return tf.data.Dataset.from_tensor_slices((x[..., None], y)).map(scale).cache().shuffle(10_000)
+    return tf.data.Dataset.from_tensor_slices((x[..., None], y)).map(scale).cache().shuffle(10_000, seed=1)
 
 
 def build_and_compile_cnn_model() -> keras.Model:

@@ -25,7 +25,7 @@ def mnist_dataset(path: str, batch_size: int) -> tf.data.Dataset:
     else:
         (x, y), _ = keras.datasets.mnist.load_data()
     examples = tf.data.Dataset.from_tensor_slices((np.float32(x) / 255, np.int64(y)))
-    return examples.shuffle(60_000).repeat().batch(batch_size)
+    return examples.shuffle(60_000, seed=1).repeat().batch(batch_size)
 
 
 def train_func(config: dict[str, Any]) -> keras.callbacks.History:

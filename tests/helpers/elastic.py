@@ -81,7 +81,7 @@ def main(out: Path, steps: int) -> None:
     x, y = arrays()
     data: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
         "arrays": ((x, y), x, ()),
-        "tf_data": (tf.data.Dataset.from_tensor_slices((x, y)).shuffle(103).batch(BATCH), x, ()),
+        "tf_data": (tf.data.Dataset.from_tensor_slices((x, y)).shuffle(103, seed=1).batch(BATCH), x, ()),
         "directory": (str(out.parent / "data"), images(out.parent / "data"), ()),
         "small_last_batch": ((x[:98], y[:98]), x[:98], ()),
         "random": ((x, y), x, (keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))),

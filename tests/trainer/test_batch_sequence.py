@@ -24,17 +24,19 @@ def numbers() -> tf.data.Dataset:
 
 
 def shuffled() -> tf.data.Dataset:
-    return numbers().shuffle(_COUNT).batch(_BATCH)
+    return numbers().shuffle(_COUNT, seed=1).batch(_BATCH)
 
 
 def repeated() -> tf.data.Dataset:
-    return numbers().shuffle(_COUNT).repeat().batch(_BATCH)
+    return numbers().shuffle(_COUNT, seed=1).repeat().batch(_BATCH)
 
 
 def generated() -> tf.data.Dataset:
     spec = tf.TensorSpec((), tf.int64)
     return (
-        tf.data.Dataset.from_generator(lambda: range(_COUNT), output_signature=spec).shuffle(9).batch(_BATCH)
+        tf.data.Dataset.from_generator(lambda: range(_COUNT), output_signature=spec)
+        .shuffle(9, seed=1)
+        .batch(_BATCH)
     )
 
 
@@ -45,10 +47,6 @@ def stream(data: Any, steps: int | None = None, replicas: int = 1, **options: An
 
 def read(found: BatchSequence, start: int, count: int) -> list[list[int]]:
     return [batch.tolist() for batch in found.batches(start).take(count).as_numpy_iterator()]
-
-
-def test_another_seed_is_another_order() -> None:
-    assert read(stream(shuffled()), 0, 5) != read(stream(shuffled(), seed=1), 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +69,6 @@ def test_epochs_of_a_number_of_steps_continue_where_the_last_has_ended() -> None
     found = stream(numbers().batch(_BATCH), 3)
     assert [list(found.sizes(epoch)) for epoch in range(3)] == [[5, 5, 5], [5, 3, 5], [5, 5, 5]]
     assert read(found, 3, 3)[0][0] == 15
-
-
-@pytest.mark.parametrize(("asked", "buffers"), [(None, [2]), (1, [2]), (7, [7]), (tf.data.AUTOTUNE, [-1])])
-def test_batches_are_prefetched_once(asked: int | None, buffers: list[int]) -> None:
-    data = shuffled() if asked is None else shuffled().prefetch(asked)
-    found = stream(data).distribute(tf.distribute.get_strategy(), 0, 1)
-    graph = str(tf.compat.v1.GraphDef.FromString(found._as_serialized_graph().numpy()))
-    assert graph.count('op: "PrefetchDataset"') == 1
-    assert found._input_dataset._buffer_size.numpy() == buffers[0]
 
 
 #: Two replicas of this process, which take what it reads in turn.

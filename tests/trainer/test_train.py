@@ -175,7 +175,7 @@ def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
             "class_weights": "balanced",
             "augment": "tests.helpers.augmentations:brighten",
         },
-        {"label_smoothing": 0.1},
+        {"hparams": {"label_smoothing": 0.1}},
         {"precision": "float16"},
     ],
     ids=lambda changes: "-".join(changes),

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from shardline.trainer.adapters.batches import BatchSequence
 from shardline.trainer.adapters.epochs import ArrayEpochs, DatasetEpochs
-from shardline.trainer.base import files, plugins
+from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
@@ -73,7 +73,7 @@ class DataAdapter:
         if isinstance(data, str | Path):
             return self._read_directory(data, name, steps, restart=restart)
         if isinstance(data, keras.utils.PyDataset):
-            data = pydataset_batches(data, name, shuffle=shuffle)
+            data = pydataset_batches(data, name, seed=self.seed if shuffle else None)
         steps, local_replicas, seed = int(steps or 0), 0, self.seed
         if callable(data):
             local_replicas, seed = max(1, self.replicas // self.workers), self.seed + self.worker
@@ -95,10 +95,17 @@ class DataAdapter:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             if restart and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _fail_past_end(data, name, steps * max(1, local_replicas))
-            source: Any = DatasetEpochs(self._with_class_weights(data), name, seed)
+            source: Any = DatasetEpochs(self._with_class_weights(data), name)
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
             source = ArrayEpochs(arrays, batch_size=self._global_batch_size(), shuffle=shuffle, seed=seed)
+        if source.unseeded and (self.workers > 1 or not restart):
+            others = "" if self.workers == 1 or local_replicas else " each process shuffles on its own, and"
+            progress.report(
+                "train",
+                f"warning: {name} has no seed ({', '.join(source.unseeded)}):{others} a resumed run reads "
+                "another order, in which examples of an epoch may be twice or missing; give it a seed",
+            )
         if restart and steps and 0 <= source.cardinality <= steps * max(1, local_replicas):
             steps = 0  # all of the data, once
         return BatchSequence(
@@ -248,8 +255,8 @@ def _to_array(values: Any) -> np.ndarray[Any, Any]:
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
-def pydataset_batches(data: keras.utils.PyDataset, name: str, *, shuffle: bool) -> tf.data.Dataset:
-    """Returns the batches of a `keras.utils.PyDataset` as a dataset, shuffled or in order."""
+def pydataset_batches(data: keras.utils.PyDataset, name: str, *, seed: int | None) -> tf.data.Dataset:
+    """Returns the batches of a `keras.utils.PyDataset` as a dataset, shuffled with a seed, or in order."""
     for hook in ("on_epoch_begin", "on_epoch_end"):
         if getattr(type(data), hook) is not getattr(keras.utils.PyDataset, hook):
             raise SettingsError(
@@ -275,8 +282,8 @@ def pydataset_batches(data: keras.utils.PyDataset, name: str, *, shuffle: bool) 
         return tf.nest.pack_sequence_as(specs, parts)
 
     numbers = tf.data.Dataset.range(count) if count is not None else tf.data.Dataset.counter()
-    if shuffle and count:
-        numbers = numbers.shuffle(count)
+    if seed is not None and count:
+        numbers = numbers.shuffle(count, seed=seed)
     return numbers.map(
         tf.autograph.experimental.do_not_convert(fetch), num_parallel_calls=max(1, data.workers)
     )

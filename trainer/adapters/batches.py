@@ -120,9 +120,11 @@ class BatchSequence:
 
     @property
     def digest(self) -> tuple[str, str]:
-        """Description, and checksum of the first batch, equal on all processes; "" for per-process data."""
+        """Description, and checksum of the first batch, equal on all processes; "" where they may differ."""
         if self._local_replicas:
             return "", ""
+        if self._source.unseeded:
+            return self.description, ""
         checksum = 0
         for part in map(np.asarray, tf.nest.flatten(self.first_batch, expand_composites=True)):
             content = repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
@@ -157,15 +159,21 @@ class BatchSequence:
         first, rest = divmod(start, in_epoch) if in_epoch else (0, start)
 
         def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
-            # The same batches in each epoch, also in a resumed run.
-            known = self._source.examples
-            batches = self._source.dataset(tf.zeros_like(number) if self._restart else number)
+            known, batches = self._source.examples, self._source.dataset(number)
             if known and not self._local_replicas and in_epoch and self._sizes[-1] > known[1]:
                 batches = _merge_last_two(batches, in_epoch + 1, self.element_spec)
             return batches.take(self.steps * self._batches_per_step) if self._restart else batches
 
         numbers = tf.data.Dataset.range(first, 1 if endless and not self._restart else _UNLIMITED_EPOCHS)
         batches = numbers.flat_map(_no_autograph(one_epoch)).skip(rest)
+        if first and self._source.reshuffles:
+            # To begin an epoch draws its order, so those before are begun, and most are left again.
+            def begin(number: tf.Tensor) -> tf.data.Dataset:
+                count = tf.where(number < self._source.read_whole, tf.constant(-1, tf.int64), 1)
+                return self._source.dataset(number).take(count)
+
+            past = tf.data.Dataset.range(first).flat_map(_no_autograph(begin))
+            batches = past.filter(_no_autograph(lambda *_: False)).concatenate(batches)
         options = tf.data.Options()
         options.deterministic = True
         return batches.with_options(options)
@@ -208,10 +216,7 @@ class BatchSequence:
                 parts = batches.flat_map(
                     _no_autograph(lambda *batch: self._replica_parts(_repack(batch), replicas, sized))
                 )
-            prefetch = self._source.prefetch
-            return without_autotuning(
-                parts.prefetch(prefetch if prefetch < 0 else max(prefetch, _PREFETCH_BATCHES) * local)
-            )
+            return without_autotuning(parts.prefetch(_PREFETCH_BATCHES * local))
 
         if strategies.has_one_cpu(strategy):
             return worker_batches()

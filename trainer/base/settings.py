@@ -62,7 +62,6 @@ class TrainSettings:
     per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
     gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
     learning_rate: Annotated[float, "Learning rate for the model function; 0 for its default."] = 0.0
-    label_smoothing: Annotated[float, "Label smoothing for the model function, 0..1."] = 0.0
     class_weights: Annotated[str, '"balanced", or a JSON object of weights by class name.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
     transform: Annotated[str, "pkg.module:function from a batch (x, y) to the model's input."] = ""
@@ -113,8 +112,6 @@ class TrainSettings:
             raise SettingsError("model is empty; name a built-in model or pkg.module:function")
         if self.seed > _LARGEST_SEED:
             raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
-        if self.label_smoothing >= 1:
-            raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
         if self.transform and self.class_weights:
             raise SettingsError(
                 "transform and class_weights exclude each other: return the weights from transform"
@@ -123,8 +120,8 @@ class TrainSettings:
     @property
     def model_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model function."""
-        chosen = {name: float(getattr(self, name)) for name in ("learning_rate", "label_smoothing")}
-        return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
+        rate = {"learning_rate": float(self.learning_rate)} if self.learning_rate else {}
+        return {**rate, **self.hparams}
 
 
 def flag_name(setting: str) -> str:

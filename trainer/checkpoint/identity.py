@@ -113,7 +113,7 @@ class IdentityRecord:
     def continuing(self, before: IdentityRecord, step: int) -> tuple[IdentityRecord, str]:
         """Returns this run's record when it resumes at a step, from 1, and a description of the changes."""
         was, now = before.settings, self.settings
-        names = [name for name in now if name in was and was[name] != now[name] and name not in PATH_SETTINGS]
+        names = [name for name in now if was[name] != now[name] and name not in PATH_SETTINGS]
         changed = {name: (was[name], now[name]) for name in names}
         if before.replicas != self.replicas:
             changed["replicas"] = (before.replicas, self.replicas)

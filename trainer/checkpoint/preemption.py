@@ -148,11 +148,19 @@ os.register_at_fork(after_in_child=_forget)
 def during_a_call(grace_period: float) -> Iterator[Any]:
     """Yields the Preemption of this process, if it has one, else what the loop needs of one for this call.
 
-    In that case the main thread handles SIGTERM, and only the platform limits the time to end.
+    In that case the main thread handles SIGTERM, and only the platform limits the time to end. A program that
+    was started without a command ends with `EXIT_RESTART` too, so that its scheduler starts it again.
     """
     if current is not None:
         current.grace_period = grace_period
-        yield current
+        try:
+            yield current
+        except RestartError as error:
+            if not isinstance(current, ProgramPreemption):
+                raise
+            progress.fail("train", error)
+            sys.last_value = error  # exit handlers then do not wait for peers
+            raise SystemExit(error.exit_code) from None
         return
     state = SimpleNamespace(requested=False, saved_step=0, ready=lambda: None)
     if threading.current_thread() is not threading.main_thread():

@@ -173,8 +173,8 @@ class Manifest:
         converted: Number of images that were converted when they were stored, or are when they are decoded,
             by reason ("exif orientation", "cmyk", "alpha", "16 bit", "animation", ...).
         duplicates: Examples with equal content.
-        keys: File with a hash of each example's key, `KEY_BYTES` long, in the order of the shards; None in
-            datasets of earlier releases, and if the source has no keys.
+        keys: File with a hash of each example's key, `KEY_BYTES` long, in the order of the shards; None if
+            the source has no keys.
         anomalies: Mismatches with the schema, if there is one and `on_anomaly` is "warn".
     """
 

@@ -305,9 +305,18 @@ def report_workers(report: Callable[[str], None]) -> None:
     logger.addFilter(log_filter)
 
 
-def add_functions(definitions: Sequence[Any]) -> None:
-    """Registers functions, each a FunctionDef, which `tf.graph_util.import_graph_def` does not do."""
-    from tensorflow.python.eager import context
+# Datasets, by the names of their classes, that make batches, and those that yield one element for each.
+_BATCHING = ("_BatchDataset", "_ParallelBatchDataset")
+_ONE_FOR_ONE = re.compile("CacheDataset|_(Map|ParallelMap|Options|Prefetch|Shuffle)Dataset")
 
-    for definition in definitions:
-        context.context().add_function_def(definition)
+
+def count_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+    """Returns the examples of a dataset of batches, and of a batch, if both are known."""
+    while _ONE_FOR_ONE.fullmatch(type(dataset).__name__):
+        (dataset,) = dataset._inputs()
+    if type(dataset).__name__ not in _BATCHING:
+        return None
+    (examples,) = dataset._inputs()
+    count, size = int(examples.cardinality()), int(dataset._batch_size)
+    drops = bool(dataset._drop_remainder)
+    return None if count < 0 else (count // size * size if drops else count, size)
