@@ -36,7 +36,6 @@ from shardline.trainer.data import manifest as manifests
 from tests.helpers import checks, damage
 from tests.helpers.mutations import JSON, TEXTS, damaged
 
-METRICS = [metric.name for metric in (*QUALITY, *SERVING, *CHECKS)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
