@@ -45,9 +45,7 @@ def check(files: tuple[Path, ...], given: Mapping[str, Any] | None, as_json: boo
     (TOML). Parameters are checked with --params or --param. Exits with 1 for errors. docs/check.md
     lists the rules.
     """
-    from shardline.pipelines.check_files import check_file
-
-    findings = {str(file): check_file(file, given) for file in files}
+    findings = {str(file): _check_file(file, given) for file in files}
     if as_json:
         files_found = [
             {"file": name, **_counts(found), "findings": list(map(dataclasses.asdict, found))}
@@ -59,6 +57,44 @@ def check(files: tuple[Path, ...], given: Mapping[str, Any] | None, as_json: boo
             show_findings(name, found)
     if any(finding.severity == "error" for found in findings.values() for finding in found):
         sys.exit(EXIT_FAILED)
+
+
+def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
+    """Returns the findings in a file: a pipeline, settings (which are compiled), schedules or a study.
+
+    A schedule is checked with its pipeline and parameters, or alone if its pipeline is in the registry.
+    """
+    from shardline.pipelines.check import checks
+    from shardline.pipelines.check.registry import apply
+    from shardline.pipelines.check.rules.schedules import Schedule
+    from shardline.pipelines.parameters import load_study
+    from shardline.pipelines.remote import schedules
+    from shardline.pipelines.settings import load, read_environment
+    from shardline.pipelines.spec import read_pipeline
+    from shardline.pipelines.tables import read_settings_file
+
+    if path.suffix not in (".toml", ".example"):
+        return checks.check(checks.parse(read_pipeline(path), path, given))
+    keys = read_settings_file(path).keys()
+    if not keys.isdisjoint({"metric", "parameter"}):  # keys of every study, and of no settings
+        load_study(path)
+        return []
+    if schedules.TABLE not in keys:
+        from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
+
+        pipeline = checks.parse(compile_pipeline(load(path)), path, given)
+        return checks.check(
+            dataclasses.replace(pipeline, location=read_environment(path).get("location", ""))
+        )
+    findings = []
+    for name, declared in schedules.load_schedules(path).items():
+        if declared.pipeline.startswith("https://"):
+            own = list(apply({Schedule: [declared]}))
+        else:
+            file = Path(declared.pipeline)
+            own = checks.check(checks.parse(read_pipeline(file), file, declared.parameters), declared)
+        findings += [dataclasses.replace(found, where=f"schedules.{name}: {found.where}") for found in own]
+    return findings
 
 
 def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None:
