@@ -181,20 +181,6 @@ def retry_policy(
     )
 
 
-def wait_for_operation(action: str, operation: Any, limit_s: float) -> Any:
-    """Waits for a long-running operation and returns its result.
-
-    Raises PlatformError when it fails, or is not done in time; the platform may still complete it.
-    """
-    with platform_errors(action):
-        try:
-            return operation.result(timeout=limit_s)
-        except TimeoutError:  # the future's own, not one of Google's errors
-            raise PlatformError(
-                f"cannot {action}: the platform was not done after {limit_s:,.0f} s; it may still complete"
-            ) from None
-
-
 def read_secret(name: str) -> str:
     """Returns the text of a secret in Secret Manager, without space around it; no error shows it.
 

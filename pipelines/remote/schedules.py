@@ -3,9 +3,9 @@
 A schedule has no labels. The API keeps those of the runs that it starts, in its request; two of them are
 digests of the pipeline and the request, so that no copy of the request is needed for a comparison.
 
-A schedule that differs from its declaration is replaced: a new one is created and checked, before the old one
-is deleted. The plan depends on the existing schedules alone: applied again after an interruption, it does
-what is left. Between the two calls both schedules fire.
+A schedule that differs from its declaration is replaced: a new one is created before the old one is deleted.
+The plan depends on the existing schedules alone: applied again after an interruption, it does what is left.
+Between the two calls both schedules fire.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardline.components.text import truncate
-from shardline.components.vertex.client import Platform, call_api, list_all, wait_for_operation
+from shardline.components.vertex.client import Platform, call_api, list_all, platform_errors
 from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.rules.schedules import Schedule
@@ -246,8 +246,7 @@ def _parts(schedule: Mapping[str, Any]) -> dict[str, Any]:
 def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
     """Executes the steps of a plan; returns the schedule as last read from the platform.
 
-    Raises PlatformError when a call fails, or the created schedule differs from the request. A new plan then
-    has the remaining steps.
+    Raises PlatformError when a call fails. A new plan then has the remaining steps.
     """
     last = plan.existing[0] if plan.existing else None
     for step in plan.steps:
@@ -256,18 +255,13 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
         response = send_step(platform, plan.name, step)
         if step.call == "CreateSchedule":
             last = _read(response)
-            if _differences(plan.body, last):
-                raise PlatformError(
-                    f"the schedule {plan.name} was created as {last['name']}, but it differs from the "
-                    "request; nothing else was changed: check it in the console, and delete it"
-                )
     return last
 
 
 def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     """Sends one call to ScheduleService and returns its response; raises PlatformError as `call_api` does.
 
-    Waits two minutes at most for a deletion; a missing schedule counts as deleted.
+    Waits for the end of a deletion; a missing schedule counts as deleted.
     """
     from google.cloud.aiplatform_v1.types import schedule_service
     from google.protobuf import json_format
@@ -283,7 +277,10 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
         if verb == "delete" and refusal_kind(error.__cause__) is RefusalKind.MISSING:
             return None
         raise
-    return wait_for_operation(action, response, 120) if verb == "delete" else response
+    if verb == "delete":
+        with platform_errors(action):
+            return response.result()
+    return response
 
 
 def _read(message: Any) -> Existing:

@@ -211,24 +211,6 @@ def test_apply_that_died_anywhere_is_repaired_by_the_next(
     assert is_done()
 
 
-def test_a_created_schedule_is_checked_before_the_old_one_is_deleted(workplace: FakeVertex) -> None:
-    done("apply")
-    declare(epochs=4)
-    call = workplace.services.call
-
-    def forgetful(method: str, request: Any, *rest: Any) -> Any:
-        if method == "CreateSchedule":
-            request.schedule.create_pipeline_job_request.pipeline_job.labels.clear()
-        return call(method, request, *rest)
-
-    workplace.services.call = forgetful  # type: ignore[method-assign]
-    refused = shardline("apply")
-
-    assert refused.exit_code == 3
-    assert "differs from the request" in refused.stderr
-    assert len(workplace.services.schedules) == 2
-
-
 def test_a_second_schedule_of_the_name_is_seen_and_removed(workplace: FakeVertex) -> None:
     done("apply")
     twin = Schedule(only(workplace))
