@@ -149,8 +149,7 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     if name == "reduction_server":
         shared = {}
     elif name in _OTHER_MACHINE:
-        own_machine = ("machine", "accelerator", "reservation")  # servers need no accelerators
-        shared = {key: value for key, value in shared.items() if not key.startswith(own_machine)}
+        shared = {key: shared[key] for key in shared if not key.startswith(("machine", "accelerator"))}
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
@@ -175,9 +174,7 @@ _REGISTRY = Form(
 class Environment:
     """Project, region and accounts: the table [vertex], which settings/vertex.toml.example explains.
 
-    Attributes:
-        origins: Origin of each value: file, variable or option.
-        file: The settings file, if there is one.
+    `file` is the settings file, if there is one.
     """
 
     project: str
@@ -188,13 +185,11 @@ class Environment:
     encryption_spec_key_name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     registry: str = ""
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    file: Path | None = field(default=None, compare=False, repr=False)
+    file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.registry and not _REGISTRY.fits(self.registry):  # it receives this account's token
-            origin = f" (from {self.origins['registry']})" if "registry" in self.origins else ""
-            raise SettingsError(f"registry must be {_REGISTRY.description}, got {self.registry!r}{origin}")
+            raise SettingsError(f"registry must be {_REGISTRY.description}, got {self.registry!r}")
 
     @property
     def platform(self) -> Platform:
@@ -203,7 +198,7 @@ class Environment:
 
 
 #: The values of an environment: keys of the table, and variables VERTEX_NAME.
-NAMES = tuple(item.name for item in fields(Environment) if item.compare)
+NAMES = tuple(item.name for item in fields(Environment) if item.name != "file")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
@@ -211,7 +206,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     content = read_settings_file(path).get(TABLE, {})
     with error_prefix(f"{path}: "):
         check_tables({TABLE: content})
-        return read_fields(Environment, content, f"{TABLE}.", leave_out=("origins", "file"), whole=False)
+        return read_fields(Environment, content, f"{TABLE}.", leave_out=("file",), whole=False)
 
 
 def load_environment(
@@ -229,22 +224,16 @@ def load_environment(
     """
     settings = project_settings(settings)
     values = read_environment(settings) if settings else {}
-    origins = dict.fromkeys(values, str(settings))
     for name in NAMES:
-        variable = f"VERTEX_{name.upper()}"
-        for value, origin in ((environ.get(variable), variable), (flags.get(name), f"--{name}")):
-            if value:
-                values[name] = _tags(value, origin) if name == "tags" else value
-                origins[name] = origin
+        if value := flags.get(name) or environ.get(f"VERTEX_{name.upper()}"):
+            values[name] = _tags(value) if name == "tags" else value
     for name in needed:
         if not values.get(name):
             raise missing_error(name)
-    environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)
+    environment = Environment(**{"project": "", "location": ""} | values, file=settings)
     for name, value in values.items():
         if found := str(value) if value in ("my-project", "my-bucket") else placeholder(str(value)):
-            raise SettingsError(
-                f"{name} is {value!r} (from {origins[name]}), where {found} is a placeholder; write your own"
-            )
+            raise SettingsError(f"{name} is {value!r}, where {found} is a placeholder; write your own")
     return environment
 
 
@@ -266,9 +255,9 @@ def placeholder(text: str) -> str:
     return str(found[found.lastgroup or 0]) if found else ""
 
 
-def _tags(text: str, origin: str) -> dict[str, str]:
+def _tags(text: str) -> dict[str, str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:
-            raise SettingsError(f"{origin} takes KEY=VALUE,KEY=VALUE, got {text!r}")
+            raise SettingsError(f"VERTEX_TAGS takes KEY=VALUE,KEY=VALUE, got {text!r}")
     return {name: value for name, _, value in (part.partition("=") for part in parts)}

@@ -381,7 +381,7 @@ def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex)
     assert "SL411 pipeline: the image shardline:0.1.0 has no registry" in done.stderr
     done = shardline("submit", "pipeline.yaml", "-p", "count=3", "--project", "my-project")
     assert done.exit_code == 2
-    assert "project is 'my-project' (from --project), where my-project is a placeholder" in done.stderr
+    assert "project is 'my-project', where my-project is a placeholder" in done.stderr
 
 
 def submit_retrain(*given: str, **environ: str) -> Result:
