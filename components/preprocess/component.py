@@ -145,7 +145,6 @@ def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
 
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
-    """Describes a dataset in its metadata, in the metrics and on its card."""
     from shardline.components.html import page_path
     from shardline.components.preprocess.inspect.card import render_card
 

@@ -233,7 +233,6 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
 
 
 def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manifest) -> TrainSettings:
-    """Returns the settings of the rehearsed training: those of the job with other size and directories."""
     records = sample.splits["train"].records
     return replace(
         settings,

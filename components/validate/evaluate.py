@@ -320,7 +320,6 @@ def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
 
 
 def _decode_text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns a column with bytes decoded as UTF-8."""
     if column.dtype != object:
         return column
     return np.array([value.decode("utf-8", "replace") for value in column], dtype=np.str_)
@@ -383,7 +382,6 @@ def find_mistakes(
 
 
 def _format_value(value: Any) -> str:
-    """Returns a value of a column as text, cut at a length."""
     if isinstance(value, str):
         return value if len(value) <= _MAX_TEXT else f"{value[: _MAX_TEXT - 1]}…"
     return "missing" if value != value else f"{value:.7g}" if isinstance(value, np.floating) else str(value)

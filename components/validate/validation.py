@@ -162,7 +162,6 @@ def _measure(
     examples: Examples,
     min_slice: int,
 ) -> Assessment:
-    """Measures an export and its converted formats, while a clean process answers the golden requests."""
     report("validate", "sending golden examples to the export in a process with TensorFlow alone")
     agreement = predictions.ask_golden(clean, out)
     report("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
@@ -266,7 +265,6 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
 
 
 def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> None:
-    """Writes the card, the evaluation and, last, the verdict, and reports them for the table of the run."""
     files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
     files.write_text(out / model_store.CARD_FILE, card.to_html())
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
@@ -286,7 +284,6 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
 
 
 def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
-    """Logs the metrics, and confusion matrix and ROC curve of the first label of kind class."""
     for name, value in evaluation.metrics.items():
         metrics.log_metric(name, value)
     part = next((part for part in evaluation.each if part.kind == CLASS), None)
@@ -301,7 +298,6 @@ def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
 
 
 def _confidence_metrics(curve: Curve) -> list[dict[str, float]]:
-    """Returns a class's ROC curve in the schema of SlicedClassificationMetrics."""
     every = max(1, len(curve.x) // _CURVE_POINTS)
     points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
     return [

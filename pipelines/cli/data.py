@@ -208,9 +208,8 @@ def draft_schema(directory: Path, output: Path | None) -> None:
 @dataset.command("verify")
 @click.argument("directory", type=PATH)
 @click.option("--deep", is_flag=True, help="Decode every image, too.")
-@click.option("--processes", type=int, default=0, help="Reading processes.  [default: one per core]")
 @json_option
-def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> None:
+def run_verify(directory: Path, deep: bool, as_json: bool) -> None:
     """Compare every record of DIRECTORY with the manifest.
 
     Prints the file and the record (from 0) of all damage, and exits with 1 if there is any.
@@ -218,7 +217,7 @@ def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> No
     from shardline.components.preprocess.inspect.verify import verify
 
     with foreground(sys.stderr):
-        found = verify(directory, deep=deep, processes=processes)
+        found = verify(directory, deep=deep)
     show(as_json, found.to_json(), *map(str, found.damages), found.summary())
     sys.exit(1 if found.damages else 0)
 

@@ -123,7 +123,7 @@ def test_dataset_commands(digits):
     assert "8 x 8 x 1" in shown
     found = json.loads(invoke("dataset", "stats", digits, "--json").stdout)["profile"]["numbers"]
     assert found["image height"]["spread"]["largest"] == 8
-    sound = invoke("dataset", "verify", digits, "--processes", 1)
+    sound = invoke("dataset", "verify", digits)
     assert (sound.exit_code, sound.stdout.splitlines()[-1][:21]) == (0, "sound: 1,797 records ")
 
 

@@ -281,11 +281,6 @@ def test_a_directory_without_a_manifest(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_processes_cannot_be_negative(dataset: Path) -> None:
-    with pytest.raises(SettingsError, match="processes must be at least 1"):
-        verify(dataset, processes=-1)
-
-
 # stats
 
 

@@ -35,9 +35,6 @@ _TEMPORARY, _ARITHMETIC, _LINES, _COMMENT = 0x01, 0xCC, 0xDC, 0xFE
 _SKIPPED = frozenset({*range(0xE0, 0xF0), _COMMENT, _LINES, _ARITHMETIC})
 # Precision, height and width of a frame.
 _TINY = b"\x08\0\x08\0\x08"
-# Bytes of a large photo that are searched at a time, to stay in the processor's cache; data shorter than the
-# second is searched as fast by `re` alone.
-_SEARCHED_AT_ONCE, _SHORT = 1 << 16, 8192
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 # The last chunk of a PNG, with its checksum, which is always the same.
@@ -252,7 +249,7 @@ def _check_jpeg(data: bytes) -> None:
         marker = data[position + 1]
         if data[position] != 0xFF or marker not in _MARKERS:
             # The pixels of a scan, or what a camera leaves between two segments.
-            found = _MARKER.search(data, _first_suspect(data, position))
+            found = _MARKER.search(data, position)
             if found is None:
                 raise UnreadableError(TRUNCATED)
             position = found.start()
@@ -274,22 +271,6 @@ def _check_jpeg(data: bytes) -> None:
         position = end
     if not scans or not _are_tables(b"".join([*parts, _JPEG_END])):
         raise UnreadableError(DAMAGED)
-
-
-def _first_suspect(data: bytes, position: int) -> int:
-    """Returns a position before which there is no marker: in most photos that of the end marker."""
-    if len(data) - position < _SHORT:
-        return position
-    import numpy as np
-
-    found = np.frombuffer(data, np.uint8)
-    for start in range(position, len(data) - 1, _SEARCHED_AT_ONCE):
-        block = found[start : start + _SEARCHED_AT_ONCE + 1]
-        suspects = (block[:-1] == 0xFF) & (block[1:] != 0)
-        first = int(suspects.argmax())
-        if suspects[first]:
-            return start + first
-    return len(data)
 
 
 @lru_cache(256)

@@ -85,7 +85,6 @@ def _numbers(manifest: Manifest) -> Rows:
 
 
 def _target(values: Values, label: Label) -> str:
-    """Returns a label of an example as text."""
     found = values[label.name][1]
     if label.kind == CLASS:
         return label.outputs[int(found[0])]

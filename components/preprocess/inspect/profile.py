@@ -202,7 +202,6 @@ TEXT_TITLES = ("text", "different", "empty", "characters", "most frequent")
 
 
 def _number_row(name: str, numbers: Numbers, shown: Callable[[float], str]) -> tuple[str, ...]:
-    """Returns the table row of numbers, formatted by `shown`."""
     shares = (f"{count / numbers.examples:.1%}" for count in (numbers.missing, numbers.zeros))
     if numbers.spread is None:
         return (printable(name), *("",) * 7, *shares)

@@ -22,7 +22,7 @@ from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
 from shardline.components.text import enumerate_names, size
-from shardline.trainer.base.errors import SettingsError, SourceError, printable
+from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
@@ -51,7 +51,6 @@ class Damage:
 
 
 def _contradiction(what: str) -> Damage:
-    """Returns a contradiction between the manifest and the shards."""
     return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
@@ -87,8 +86,6 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     read, by `processes` processes, 0 for one per core. Raises DatasetError if no manifest can be read.
     """
     manifest = manifests.load(directory)
-    if processes < 0:
-        raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
     shards = sorted(manifest.shards, key=lambda shard: -shard.records)
     meter = Meter("read", manifest.records, topic="verify")
     arguments = {"directory": str(directory), "deep": deep}
@@ -110,7 +107,6 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
 
 
 def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
-    """Yields the contradictions within the manifest."""
     written = manifest.records
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
@@ -163,7 +159,6 @@ def _unread(file: str, error: OSError) -> Damage:
 
 
 def _size_and_checksum(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
-    """Returns the size of a file and its CRC-32C."""
     size = crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -251,8 +246,6 @@ def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
 
 
 class _Checker:
-    """Compares shards of a dataset with its manifest."""
-
     def __init__(self, directory: Path, deep: bool, report: Report) -> None:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
@@ -325,7 +318,6 @@ class _Checker:
             yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
 
     def _problem(self, values: Values) -> str:
-        """Returns what is wrong with an example, or ""."""
         for feature in self._features:
             kind, found = values.get(feature.name, ("", ()))
             if not kind:

@@ -119,7 +119,6 @@ class SchemaCheck:
 
 
 def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Extract, str]]:
-    """Yields the columns of a source: name, how their values are taken, and what these are."""
     for label in labels:
         yield from _label_columns(label, is_multiple=len(labels) > 1)
     for feature in features:

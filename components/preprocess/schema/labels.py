@@ -184,7 +184,6 @@ def _check_names(
 
 
 def _refuse_text(column: str, values: Iterable[Any]) -> None:
-    """Raises SourceError for the first value in a column of numbers that is not a number, if there is one."""
     for row, value in enumerate(values, start=1):
         if value not in (None, "") and not is_number(value):
             raise SourceError(

@@ -107,7 +107,6 @@ def _load(saved_model: str) -> Any:
 
 
 def _decode_input(value: Any, spec: Any) -> Any:
-    """Returns a value of a request for a tensor."""
     if isinstance(value, dict):
         return base64.b64decode(value["b64"])
     if isinstance(value, list):
@@ -116,7 +115,6 @@ def _decode_input(value: Any, spec: Any) -> Any:
 
 
 def _encode_output(value: Any) -> Any:
-    """Returns a value of an answer for JSON."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, list):

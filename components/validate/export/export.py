@@ -225,7 +225,6 @@ def read_revision() -> str | None:
 
 
 def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
-    """Returns the content of export.json; shapes and dtypes are those of the saved signatures."""
     output_names = [name for names in name_outputs(manifest.labels).values() for name in names]
     return Export(
         fingerprint=manifest.fingerprint,
@@ -255,7 +254,6 @@ def _describe_tensors(specs: Mapping[str, tf.TensorSpec], names: Iterable[str]) 
 
 
 def _copy_model(model_file: Path, out: Path) -> None:
-    """Copies a model file with the settings of its training and its input transform."""
     source = model_file.parent
     # The settings name the module of the model function.
     for name, copied in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):

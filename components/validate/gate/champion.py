@@ -308,7 +308,6 @@ def read_published(published: Path, data: TrainingData) -> Keys:
 
 
 def _keys_of_initial_model(uri: str, key: str) -> Keys | None:
-    """Returns the keys of a published model that a training started from; None where not all are known."""
     try:
         path = catalog.champion_directory(uri)
         present = champions.current(path) if path.is_dir() else None

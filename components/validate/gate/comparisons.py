@@ -122,7 +122,6 @@ def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
 
 
 def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
-    """Compares the decided slices with the champion's, or with a number."""
     part, lower = evaluation.of(rule.label), rule.metric in LOWER_IS_BETTER
     theirs = {item.name: value for item, value in slice_values(rule, evaluation.champion or evaluation)}
     for item, value in slice_values(rule, evaluation):

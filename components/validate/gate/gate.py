@@ -223,12 +223,10 @@ class Gate:
 
 
 def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:
-    """Returns the label that a rule is about; the first one where it names none."""
     return next((label for label in labels if label.name == rule.label), labels[0])
 
 
 def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
-    """Raises SettingsError when a rule is about an unknown label or metric."""
     names = [label.name for label in labels]
     if rule.label and (rule.label not in names or len(labels) == 1):
         present = enumerate_names(names) if len(labels) > 1 else "one label: write its metrics without a name"

@@ -200,7 +200,6 @@ def _without_champion(rule: GateRule, judged: JudgedRule, gate: Gate, absence: A
 
 
 def _compare_with_reference(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> JudgedRule:
-    """Returns a rule with the value of its reference and the lead over it."""
     theirs, lead, note = find_reference(rule, evaluation)
     return replace(
         judged,

@@ -172,7 +172,6 @@ def _with_threshold(name: str, distance: float, expected: float, before: str, af
 
 
 def _describe(numbers: Numbers) -> str:
-    """Returns the median of numbers, with their 5th and 95th percentile."""
     if not numbers.quantiles:
         return "no numbers"
     low, middle, high = numbers.quantiles

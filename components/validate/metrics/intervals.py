@@ -276,7 +276,6 @@ def number_groups(values: npt.NDArray[Any], *, by_time: bool) -> Ints:
 
 
 def _add_up(values: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
-    """Returns the sums of values, [n], by group, and the sizes of the groups."""
     if groups is None:
         return values, np.ones(len(values))
     _, members = np.unique(groups, return_inverse=True)
@@ -299,7 +298,6 @@ def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]
 
 
 def _unskewed(t: float, skewness: float) -> float:
-    """Returns the inverse of Hall's cubic transformation."""
     if abs(skewness) < 1e-9:
         return t
     return 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1)

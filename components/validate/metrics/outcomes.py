@@ -225,7 +225,6 @@ class Probabilities(Outcomes):
         return found
 
     def _tally(self, predicted: Ints) -> tuple[Any, Any, Any]:
-        """Returns the hits, the truth and the predictions as sparse matrices of 0 and 1, [n, outputs]."""
         shape, rows = (len(self.true), len(self.label.outputs)), np.arange(len(self.true))
         truth, answered = (
             sparse.csr_array((np.ones_like(rows), (rows, each)) if each.ndim == 1 else each, shape=shape)
@@ -304,7 +303,6 @@ class Probabilities(Outcomes):
         return found
 
     def _estimate_ratio(self, over: Ints | Mask, under: Ints | Mask, among: Mask) -> Estimate:
-        """Returns the ratio of two sums with the influence of the examples in a mask."""
         terms, groups = np.stack([over, under], axis=1)[among], self._clusters_of(among)
         return intervals.jackknife(terms, lambda sums: {"": divide(sums[..., 0], sums[..., 1])}, groups)[""]
 

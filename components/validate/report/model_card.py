@@ -220,7 +220,6 @@ def _with_units(label: Label) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Returns text escaped for Markdown, and for HTML inside it."""
     for sign in ("\\", "`", "*", "_", "|", "[", "]"):
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
@@ -281,7 +280,6 @@ def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) ->
 
 
 def _describe_learning_rate(training: TrainingRecord) -> str:
-    """Returns the rates of the optimizers, "" where none is recorded: "0.003", "CosineDecay(...)"."""
     texts = [str(format_rate(rate)) for rate in training.settings.get("learning_rates", ())]
     if rates := training.history.get("learning_rate"):  # a callback has changed it
         texts.append(f"{rates[-1]:.4g} in the last epoch")

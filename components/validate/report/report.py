@@ -204,7 +204,6 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
 
 
 def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[PairedTest, str]]:
-    """Returns what the rules about the champion find, with a plot, by label."""
     judged = [each for each in blessing.rules if each.name == CHAMPION and each.verdict != "off"]
     level = min(LEVEL, FAMILY / max(1, len(judged)))
     tests = {
