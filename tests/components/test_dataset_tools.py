@@ -26,7 +26,7 @@ from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.tfrecord.example import serialize
-from shardline.trainer.base.errors import DatasetError, SettingsError
+from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest
 from tests.helpers.datasets import write_dataset, write_shard
