@@ -26,7 +26,6 @@ from shardline.components.runs.record import GCS_DIRECTORY
 from shardline.pipelines.local import kfp_internals
 from shardline.pipelines.local.process import guardian, processes, start
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
-from shardline.pipelines.local.process.start import EXECUTOR_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 
@@ -58,7 +57,6 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     signal.signal(signal.SIGTERM, end)
     # Lightweight components leave their source in temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
-    os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
     kfp_internals.keep_python3_in_texts()
     kfp_internals.hide_directory_docker()
     kfp_internals.skip_client_import()

@@ -186,7 +186,7 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """Result of a run that finished after `duration` seconds: facts in the order in which tasks report them.
+    """Result of a run that succeeded: facts in the order in which tasks report them.
 
     `blessed` says whether the run's model was blessed; None without a verdict.
     """
@@ -194,7 +194,6 @@ class LocalRun:
     directory: Path
     facts: Mapping[str, Scalar]
     blessed: bool | None
-    duration: float
 
 
 def run_pipeline(
@@ -275,7 +274,7 @@ def run_pipeline(
         why = f"not blessed: {verdict.text}" if verdict else "the pipeline validated no model"
         raise RunError(f"a blessing is required; {why}")
     facts = {name: event.value for name, event in run.facts.items()}
-    return LocalRun(run_directory.directory, facts, blessed, run_directory.duration)
+    return LocalRun(run_directory.directory, facts, blessed)
 
 
 def _end_run(

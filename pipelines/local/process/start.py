@@ -25,8 +25,6 @@ from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE, Program
 from shardline.trainer.base.errors import EXIT_FAILED
 
-#: Environment variable of tasks: id of the process that executes the pipeline.
-EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
 #: Module of the stubs for the platform's launchers, and those of them that start replicas.
 STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
@@ -179,8 +177,7 @@ def _request_fork(
 
 def main(command: list[str]) -> None:
     """Runs a task's command and ends with its exit status; both end when the executing process dies."""
-    if executor := os.environ.get(EXECUTOR_VARIABLE):
-        guardian.exit_with_parent(int(executor), signal.SIGTERM)
+    guardian.exit_with_parent(os.getppid(), signal.SIGTERM)
     server, program = os.environ.get(SERVER_VARIABLE), forkable_program(command)
     if server and program:
         control, theirs = socket.socketpair()
