@@ -261,7 +261,7 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
 def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     """Sends one call to ScheduleService and returns its response; raises PlatformError as `call_api` does.
 
-    Waits for the end of a deletion; a missing schedule counts as deleted.
+    Waits two minutes at most for a deletion; a missing schedule counts as deleted.
     """
     from google.cloud.aiplatform_v1.types import schedule_service
     from google.protobuf import json_format
@@ -278,8 +278,11 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
             return None
         raise
     if verb == "delete":
-        with platform_errors(action):
-            return response.result()
+        try:
+            with platform_errors(action):
+                return response.result(timeout=120)
+        except TimeoutError:
+            raise PlatformError(f"cannot {action}: it takes longer than two minutes; try again") from None
     return response
 
 
