@@ -23,13 +23,7 @@ from tests.helpers import custom_train_steps
 from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
-NAME = (
-    f"{TASK['type']}-{TASK['index']}"
-    if TASK
-    else f"worker-{os.environ['SLURM_PROCID']}"
-    if "PORT" in os.environ
-    else "alone"
-)
+NAME = f"{TASK['type']}-{TASK['index']}" if TASK else "alone"
 
 
 def arrays(count: int = 103) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -250,13 +244,7 @@ class Failing(keras.callbacks.Callback):
 
 def main() -> None:
     case, out, *options = sys.argv[1:]
-    if "PORT" in os.environ:
-        port = int(os.environ["PORT"])
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            port_base=port, gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
-        )
-        shardline.strategy(cluster_resolver=resolver)
-    elif TASK:
+    if TASK:
         shardline.strategy()
     given = {name: json.loads(value) for name, value in (option.split("=", 1) for option in options)}
     try:

@@ -192,25 +192,3 @@ def test_workers_alone_and_parameter_servers(tmp_path: Path) -> None:
         assert not any(codes), outputs
         weights.append(results(out, names[0])[0]["weights"])
     assert_close(*weights)
-
-
-def test_a_cluster_resolver_replaces_tf_config(tmp_path: Path) -> None:
-    """Slurm's, whose variables are those of two tasks of a step on one machine."""
-    port = replicas.free_ports(1)[0]
-    step = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "PORT": str(port),
-    }
-    arguments = ["-m", "tests.helpers.fit_programs", "plain", str(tmp_path)]
-    codes, outputs = finish(
-        [
-            replicas.start_one(arguments, None, {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
-            for rank in ("0", "1")
-        ]
-    )
-    assert not any(codes), outputs
-    (one,) = run(tmp_path / "..", "plain", 1)
-    assert_close(results(tmp_path, "worker-0")[0], one)

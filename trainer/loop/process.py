@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,8 +26,6 @@ from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.peers import PeerConfig, Peers, abort_when_peer_ends, peer_config
 from shardline.trainer.keras_compat.keras_compilation import describe_model_error
 from shardline.trainer.loop.parameter_server import run_server
-
-ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
 #: Settings of the strategy and its peers.
 STRATEGY_SETTINGS = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
@@ -115,8 +112,8 @@ def join_cluster(
 _process: Process | None = None
 
 
-def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None = None) -> Process:
-    """Returns this process of the cluster, or of a resolver's; the first call creates the strategy.
+def this_process(settings: Mapping[str, Any]) -> Process:
+    """Returns this process of the cluster; the first call creates the strategy.
 
     A server (a parameter server, or a worker of that strategy) runs within the call, which then ends the
     program. A later call may not change the settings `STRATEGY_SETTINGS`. Raises as `strategy` does.
@@ -132,9 +129,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
                     f"{name} is {value!r}, but the first call, which creates the strategy, had {first!r}"
                 )
         return _process
-    cluster = read_cluster(os.environ if resolver is None else _resolver_environment(resolver))
-    if resolver is not None:
-        cluster = replace(cluster, origin=type(resolver).__name__)
+    cluster = read_cluster(os.environ)
     preemption.handle_sigterm()
     if cluster.role == "evaluator":
         raise SettingsError(
@@ -171,26 +166,13 @@ def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -
         raise SettingsError(f"{call} has no argument {unknown[0]!r}; options are {', '.join(sorted(known))}")
 
 
-def _resolver_environment(resolver: ClusterResolver) -> dict[str, str]:
-    """Returns the cluster of a resolver as an environment with TF_CONFIG."""
-    try:
-        tasks = resolver.cluster_spec().as_dict()
-    except (RuntimeError, ValueError) as error:
-        raise SettingsError(
-            f"{type(resolver).__name__} cannot resolve the addresses of the processes: {error}"
-        ) from error
-    task = {"type": resolver.task_type or "worker", "index": resolver.task_id or 0}
-    return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": task})}
-
-
-def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any) -> tf.distribute.Strategy:
+def strategy(**options: Any) -> tf.distribute.Strategy:
     """Returns the strategy of this process, in whose scope a model may be built before it is passed to `fit`.
 
     The first call joins the other processes of the cluster; if there are any, TensorFlow must not have been
     used before.
 
     Args:
-        cluster_resolver: Addresses of the processes, in place of the environment's; for the first call.
         options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
 
     Raises:
@@ -200,9 +182,7 @@ def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any)
         RunError: A process did not join in time.
     """
     check_options("strategy", options, STRATEGY_SETTINGS)
-    if cluster_resolver is not None and _process is not None:
-        raise SettingsError("cluster_resolver is for the first call, and the strategy exists already")
-    return this_process(options, cluster_resolver).strategy
+    return this_process(options).strategy
 
 
 def _leave(stack: contextlib.ExitStack, process: Process) -> None:
