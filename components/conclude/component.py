@@ -24,7 +24,7 @@ def conclude(
         history_uri: Directory or gs://, below which runs/JOB_NAME/run.json is written; "" writes none.
         notify_when: failure, always or never.
         webhook_secret: Secret with the webhook's URL in Secret Manager,
-            projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
+            projects/PROJECT/secrets/NAME/versions/latest; "" sends none.
     """
     from shardline.trainer.base.progress import exit_on_error
 

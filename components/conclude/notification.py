@@ -22,8 +22,6 @@ from shardline.trainer.base.errors import PlatformError, SettingsError, Shardlin
 from shardline.trainer.base.progress import report
 
 TOPIC = "conclude"
-#: Environment variable with the webhook's URL in a run on this machine.
-WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 
 #: Attempts to call the webhook, seconds that each may take, and seconds between two.
 _TRIES, _TIMEOUT_S, _PAUSE_S = 3, 10.0, 2.0
@@ -35,8 +33,7 @@ _MAX_TEXT, _MAX_LOG = 4000, 2800
 class NotifySettings:
     """The notification at the end of a run, [notify]; settings/vertex.toml.example explains the fields.
 
-    The webhook's URL is a secret and not among them: without `webhook_secret` it is the environment variable
-    SHARDLINE_WEBHOOK, which only tasks of a run on this machine have.
+    The webhook's URL is a secret, of which only the name is there.
     """
 
     when: Literal["failure", "always", "never"] = "failure"
@@ -66,20 +63,17 @@ def message(run: RunRecord) -> str:
     return text.replace("<", "\u2039")  # <!channel> and <users/all> would notify everyone
 
 
-def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the webhook's URL, which is a secret: no output and no error shows it.
-
-    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Returns "" without both.
+def webhook_url(secret: str) -> str:
+    """Returns the webhook's URL from Secret Manager; no output and no error shows it.
 
     Raises:
         PlatformError: When Secret Manager refuses, or is not reached.
         SettingsError: When the secret holds no URL.
     """
-    url = read_secret(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
-    if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
+    url = read_secret(secret)
+    if not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
         raise SettingsError(
-            f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "
-            "this machine alone)"
+            f"{secret} does not hold a URL that begins with https:// (http:// is for this machine alone)"
         )
     return url
 
@@ -133,15 +127,14 @@ def conclude_run(
     settings = NotifySettings(**notify)
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
-    if is_due:
+    if is_due and settings.webhook_secret:
         _notify(run, settings.webhook_secret)
 
 
 def _notify(run: RunRecord, secret: str) -> None:
     try:
-        if url := webhook_url(secret):
-            send(url, message(run))
-            report(TOPIC, "the webhook has been notified")
+        send(webhook_url(secret), message(run))
+        report(TOPIC, "the webhook has been notified")
     except Exception as failure:  # the text of any but our own may hold the URL
         why = failure.line if isinstance(failure, ShardlineError) else type(failure).__name__
         report(TOPIC, f"no notification was sent to the webhook: {why}")

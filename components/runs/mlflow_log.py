@@ -22,9 +22,8 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import report
 from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE
 
-#: Environment variables: server and token, MLflow's own, and the name of the secret that holds the token.
+#: MLflow's own environment variables: the server, and the token or the name of the secret that holds it.
 URI_VARIABLE, TOKEN_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"
-SECRET_VARIABLE = "SHARDLINE_MLFLOW_TOKEN_SECRET"
 #: Tag with the name of the run, by which a repeated log finds its run.
 NAME_TAG = "shardline.run"
 _TIMEOUT, _UPLOAD_TIMEOUT_S = "MLFLOW_HTTP_REQUEST_TIMEOUT", 300
@@ -60,7 +59,7 @@ class TrackingSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the task that logs."""
-        names = URI_VARIABLE, "MLFLOW_EXPERIMENT_NAME", SECRET_VARIABLE
+        names = URI_VARIABLE, "MLFLOW_EXPERIMENT_NAME", TOKEN_VARIABLE
         return {name: value for name, value in zip(names, vars(self).values(), strict=True) if value}
 
 
@@ -98,7 +97,7 @@ def _log(
     for variable, value in _OPTIONS.items():
         os.environ.setdefault(variable, value)
     try:
-        if (secret := os.environ.get(SECRET_VARIABLE)) and not os.environ.get(TOKEN_VARIABLE):
+        if SECRET.fits(secret := os.environ.get(TOKEN_VARIABLE, "")):
             os.environ[TOKEN_VARIABLE] = read_secret(secret)
         import mlflow
 

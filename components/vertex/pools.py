@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 #: Prefixes of machine types with TPUs.
 _TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
@@ -43,15 +43,13 @@ class WorkerPool:
         """Returns the platform's WorkerPoolSpec.
 
         `container` has image_uri, command and args where they are not the image's own, and env by name, which
-        overrides the pool's. Variables tell the trainer its accelerators and the job's number of
+        overrides the pool's. A variable tells the trainer its accelerators and the job's number of
         `reduction_servers`.
         """
-        own = {
-            ACCELERATORS_VARIABLE: self.accelerators,
-            REDUCTION_SERVERS_VARIABLE: str(reduction_servers or ""),
-        }
-        shared = container.get("env", {})
-        variables = {**self.env, **shared, **{name: value for name, value in own.items() if value}}
+        told = [self.accelerators, f"{reduction_servers} reduction servers" if reduction_servers else ""]
+        variables = {**self.env, **container.get("env", {})}
+        if any(told):
+            variables[ACCELERATORS_VARIABLE] = ", ".join(filter(None, told))
         env = [{"name": name, "value": value} for name, value in variables.items()]
         machine: dict[str, Any] = {"machine_type": self.machine_type}
         if self.accelerator_type or self.accelerator_count:

@@ -98,8 +98,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
     )
     servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2)
     told = [
-        {"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4"},
-        {"name": "SHARDLINE_REDUCTION_SERVERS", "value": "2"},
+        {"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4, 2 reduction servers"},
     ]
     cluster = Cluster(chief=chief, workers=GPU, reduction_server=servers)
     pools = sent(CustomJobSettings(cluster=cluster), tmp_path, note="n")["job_spec"]["worker_pool_specs"]

@@ -11,7 +11,6 @@ import pytest
 from shardline.components.conclude import notification
 from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import (
-    WEBHOOK_VARIABLE,
     NotifySettings,
     message,
     send,
@@ -24,6 +23,7 @@ from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import Event
 from tests.helpers.webhook import Webhook, serve_webhook
 
+SECRET = "projects/p/secrets/webhook/versions/latest"
 LOG = """\
 12:00:00.000 - INFO - Executing task 'train'
     worker-0 | epoch 1
@@ -43,7 +43,7 @@ class Status:
 @pytest.fixture
 def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
     with serve_webhook() as found:
-        monkeypatch.setenv(WEBHOOK_VARIABLE, found.url)
+        monkeypatch.setattr(notification, "read_secret", lambda name: found.url)
         yield found
 
 
@@ -66,6 +66,7 @@ def finish(state: str, history: Path | str = "", when: str = "failure") -> None:
         job_resource_name="projects/local/locations/local/pipelineJobs/local",
         history_uri=str(history),
         notify_when=when,
+        webhook_secret=SECRET,
     )
 
 
@@ -158,7 +159,7 @@ def test_a_history_that_cannot_be_written_fails_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
 
-    finish("FAILED", tmp_path / "file")
+    finish("FAILED", tmp_path / "file", when="never")
 
     assert events[-1].text.startswith("cannot write the record of this run to ")
 
@@ -192,9 +193,12 @@ def test_a_webhook_that_sends_elsewhere_or_is_not_there_is_not_named(
 @pytest.mark.parametrize(
     "url", ["T0PS3CRET", "http://example.com/T0PS3CRET", "http://127.0.0.1.example.com/T0PS3CRET"]
 )
-def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(url: str) -> None:
-    with pytest.raises(SettingsError, match="SHARDLINE_WEBHOOK does not hold a URL") as refused:
-        webhook_url("", {WEBHOOK_VARIABLE: url})
+def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notification, "read_secret", lambda name: url)
+    with pytest.raises(SettingsError, match=f"{SECRET} does not hold a URL") as refused:
+        webhook_url(SECRET)
 
     assert "T0PS3CRET" not in str(refused.value)
 

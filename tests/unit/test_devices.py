@@ -43,7 +43,9 @@ def test_names_the_available_cores(seen, monkeypatch, cores, words):
     assert strategy.describe_devices() == words
 
 
-@pytest.mark.parametrize("accelerators", ["", "1 NVIDIA_TESLA_T4"])
+@pytest.mark.parametrize(
+    "accelerators", ["", "1 NVIDIA_TESLA_T4", "2 reduction servers", "1 NVIDIA_L4, 2 reduction servers"]
+)
 def test_the_requested_accelerators_are_there(seen, accelerators):
     seen("Tesla T4")
     strategy.check_devices({"SHARDLINE_ACCELERATORS": accelerators})

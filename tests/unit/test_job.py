@@ -10,7 +10,7 @@ import pytest
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas, variables
 from shardline.trainer.base.errors import PipelineError
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 
 def _pool(**fields: Any) -> dict[str, Any]:
@@ -79,9 +79,7 @@ def test_a_pool_of_no_replicas_keeps_its_slot(slot: dict[str, Any]) -> None:
 
 
 def test_what_describes_the_platforms_machines_is_left_out() -> None:
-    told = [
-        {"name": name, "value": "1"} for name in ("OWN", ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
-    ]
+    told = [{"name": name, "value": "1"} for name in ("OWN", ACCELERATORS_VARIABLE)]
     (pool,) = parse_payload(_payload(_pool(container={"env": told})), "{}").worker_pools
     assert variables(pool) == {"OWN": "1"}
 

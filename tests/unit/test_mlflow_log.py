@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from shardline.components.runs import mlflow_log
-from shardline.components.runs.mlflow_log import SECRET_VARIABLE, TOKEN_VARIABLE, TrackingSettings, log_run
+from shardline.components.runs.mlflow_log import TOKEN_VARIABLE, TrackingSettings, log_run
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines import settings as environments
 from shardline.pipelines.compile import compile_pipeline
@@ -31,7 +31,7 @@ RUN = RunRecord(name="a", pipeline="retrain", state="succeeded", parameters={"ep
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*mlflow_log._OPTIONS, mlflow_log.URI_VARIABLE, TOKEN_VARIABLE, SECRET_VARIABLE):
+    for name in (*mlflow_log._OPTIONS, mlflow_log.URI_VARIABLE, TOKEN_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -67,7 +67,7 @@ def logged(uri: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     output, errors = capfd.readouterr()
     assert (output.count("\n"), errors) == (1, "")
     assert output.startswith("tracking: warning: cannot log to MLflow at ")
-    assert "secret" not in output
+    assert ":secret@" not in output
     return output
 
 
@@ -112,8 +112,10 @@ def test_the_token_is_read_from_its_secret(
         raise PlatformError(f"cannot read {name}: permission denied")
 
     monkeypatch.setattr(mlflow_log, "read_secret", refuse)
-    monkeypatch.setenv(SECRET_VARIABLE, "projects/p/s")
-    assert "cannot read projects/p/s: permission denied" in logged("http://127.0.0.1:9", monkeypatch, capfd)
+    monkeypatch.setenv(TOKEN_VARIABLE, "projects/p/secrets/s/versions/1")
+    assert "cannot read projects/p/secrets/s/versions/1: permission denied" in logged(
+        "http://127.0.0.1:9", monkeypatch, capfd
+    )
 
 
 def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:
@@ -124,7 +126,7 @@ def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:
         for name, executor in spec["deploymentSpec"]["executors"].items()
         if "MLFLOW" in str(executor)
     }
-    assert found == {"exec-conclude": ["MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", SECRET_VARIABLE]}
+    assert found == {"exec-conclude": ["MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", TOKEN_VARIABLE]}
 
 
 @pytest.mark.parametrize(

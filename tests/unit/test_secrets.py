@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.check.checks import check_run
 from shardline.pipelines.plain_secrets import secret_kind
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
@@ -99,8 +99,8 @@ def test_what_only_sounds_like_one_is_let_through(name: str, value: Any) -> None
 def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
     spec = pipeline(parameters={"webhook_secret": "STRING", "options": "STRUCT"})
     for name, value in {"webhook_secret": SLACK, "options": {"hparams": {"api_key": "hunter2"}}}.items():
-        with pytest.raises(PipelineError, match=f"the parameter {name} holds a") as caught:
-            check_parameters(spec, {"webhook_secret": "", "options": {}, name: value})
+        with pytest.raises(PipelineError, match=f"SL811 parameter {name}: {name} holds a") as caught:
+            check_run(spec, {"webhook_secret": "", "options": {}, name: value})
         assert "hunter2" not in str(caught.value)
         assert SLACK not in str(caught.value)
 

@@ -41,11 +41,12 @@ def test_reads_both_shapes(cluster, kind, index, role, num_workers, words):
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [("2", "chief + 1 worker"), ("", "chief + 1 worker + 2 parameter servers")]
+    ("told", "words"),
+    [("2 reduction servers", "chief + 1 worker"), ("", "chief + 1 worker + 2 parameter servers")],
 )
-def test_reduction_servers_are_no_parameter_servers(count, words):
+def test_reduction_servers_are_no_parameter_servers(told, words):
     """On the platform both are worker pool 2, and "ps" in TF_CONFIG."""
-    variables = {**environ(SERVED, "worker", 0), "SHARDLINE_REDUCTION_SERVERS": count}
+    variables = {**environ(SERVED, "worker", 0), "SHARDLINE_ACCELERATORS": told}
 
     assert str(read_cluster(variables)) == words
 

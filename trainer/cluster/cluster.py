@@ -19,10 +19,9 @@ _TASKS = ("chief", "worker", "ps", "evaluator")
 #: Environment variable with the secret by which a job's processes authenticate each other. The platform
 #: sets none: there, any process that reaches their ports is trusted.
 SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
-#: Environment variable with the accelerators of this replica's worker pool, "1 NVIDIA_TESLA_T4".
+#: Environment variable with the accelerators of this replica's worker pool, and the job's Reduction Servers,
+#: which TF_CONFIG lists as parameter servers: "1 NVIDIA_TESLA_T4, 2 reduction servers".
 ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
-#: Environment variable with the number of Reduction Servers, which TF_CONFIG lists as parameter servers.
-REDUCTION_SERVERS_VARIABLE = "SHARDLINE_REDUCTION_SERVERS"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 
@@ -133,7 +132,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
         return ClusterConfig("worker", found.rank, found.hosts, (), False, secret, found.origin)
     config = files.parse_json(text, "TF_CONFIG", ClusterError)
     tasks = _tasks(config, text)
-    if environ.get(REDUCTION_SERVERS_VARIABLE, "").strip() not in ("", "0"):
+    if "reduction server" in environ.get(ACCELERATORS_VARIABLE, ""):
         tasks.pop("ps", None)
     task_type, task_index = _this_task(config, tasks)
     hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))

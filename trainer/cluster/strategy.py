@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -162,9 +163,10 @@ def check_devices(environ: Mapping[str, str]) -> None:
 
     Raises SettingsError if the image cannot use any; RunError if some are missing, which another machine has.
     """
-    count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
-    if not count.isdecimal():
+    asked = re.match(r"(\d+) ([A-Z]\w*)", environ.get(ACCELERATORS_VARIABLE, ""))
+    if asked is None:
         return
+    count, kind = asked.groups()
     seen = len(tf.config.list_physical_devices("GPU"))
     if seen >= int(count):
         return

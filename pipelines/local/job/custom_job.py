@@ -22,7 +22,7 @@ from shardline.components.vertex.payload import (
 )
 from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.trainer.base.errors import PipelineError
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -152,8 +152,6 @@ def _read_pool(index: int, spec: Any) -> PoolSpec:
     return pool
 
 
-#: Variables of a pool that describe the platform's machines, not this one.
-_MACHINE_VARIABLES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
 LOCAL_PROJECT = "local-project"
 
 
@@ -184,7 +182,7 @@ def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
 
 def variables(pool: PoolSpec) -> dict[str, str]:
     """Returns the variables of a pool, without those that describe the platform's machines."""
-    return {name: value for name, value in pool.variables.items() if name not in _MACHINE_VARIABLES}
+    return {name: value for name, value in pool.variables.items() if name != ACCELERATORS_VARIABLE}
 
 
 def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:
