@@ -192,11 +192,6 @@ def _refuse_text(column: str, values: Iterable[Any]) -> None:
             )
 
 
-def is_whole(value: str) -> bool:
-    """Returns whether a text is a whole number."""
-    return bool(re.fullmatch(r"-?\d+", value.strip()))
-
-
 def is_number(value: str) -> bool:
     """Returns whether a text is a number."""
     try:
