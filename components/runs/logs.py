@@ -87,10 +87,7 @@ def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
 class LogLine:
     """One line of a replica's output, without line end, and when (UTC) Cloud Logging received it.
 
-    Attributes:
-        job: Id of the custom job.
-        replica: workerpool0-0; "" for the platform's own lines.
-        key: Unique id of the line.
+    `job` is the id of the custom job, `replica` "" for the platform's own lines, `key` the line's unique id.
     """
 
     time: datetime.datetime
@@ -107,16 +104,10 @@ def read_entries(
     replica: str = "",
     since: datetime.datetime | None = None,
 ) -> list[LogLine]:
-    """Returns the newest lines of custom jobs, oldest first.
+    """Returns the newest lines of custom jobs by id, `limit` entries at most, oldest first.
 
-    Source: https://cloud.google.com/vertex-ai/docs/training/monitor-training-logs
-
-    Args:
-        platform: Project and region of the jobs.
-        jobs: Ids of the custom jobs.
-        limit: The largest number of entries.
-        replica: workerpool0-0; "" for all.
-        since: Time of the oldest entry to read; None for no limit.
+    `replica` is a name as in workerpool0-0, "" for all; `since` is the time of the oldest entry. Source:
+    https://cloud.google.com/vertex-ai/docs/training/monitor-training-logs
     """
     ids = " OR ".join(json.dumps(job) for job in jobs)
     parts = ['resource.type="ml_job"', f"resource.labels.job_id=({ids})"]
@@ -212,16 +203,8 @@ def read_log(
 ) -> Iterator[str]:
     """Yields the lines that tasks have printed, each after the names of its task and replica.
 
-    Args:
-        platform: Project and region of the run.
-        run: Id or resource name of the run.
-        task: Name of a task; "" for all.
-        replica: Name of a replica, "workerpool1-0"; "" for all.
-        follow: Whether to wait for more lines until the run has ended.
-
-    Raises:
-        SettingsError: When there is no such task.
-        PlatformError: When there is no such run, or the platform refuses or is not reached.
+    `task` and `replica`, "workerpool1-0", choose some. With `follow`, waits for more lines until the run has
+    ended. Raises SettingsError when there is no such task, PlatformError as `read_run` does.
     """
     seen: set[str] = set()
     since: datetime.datetime | None = None

@@ -177,20 +177,6 @@ def latest_runs(platform: Platform, limit: int) -> list[PlatformRun]:
     return [run_of(job, platform) for job in listed]
 
 
-def cancel_run(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
-    """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
-
-    Returns:
-        Whether the platform was asked to cancel it, and the run before that.
-    """
-    found = read_run(platform, run)
-    if found.has_ended:
-        return False, found
-    name = {"name": resource_name(platform, run)}
-    call_api(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
-    return True, found
-
-
 def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:
     """Returns the run that the API describes."""
     from google.protobuf.json_format import MessageToDict

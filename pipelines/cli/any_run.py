@@ -15,9 +15,9 @@ from pathlib import Path
 from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
 from shardline.components.runs.logs import read_log as read_platform_log
 from shardline.components.runs.logs import read_platform_record
-from shardline.components.runs.platform_run import PlatformRun, PlatformTask, cancel_run, read_run
+from shardline.components.runs.platform_run import PlatformRun, PlatformTask, read_run, resource_name
 from shardline.components.runs.record import ABANDONED, RUNNING, RunRecord
-from shardline.components.vertex.client import Platform
+from shardline.components.vertex.client import Platform, call_api
 from shardline.pipelines.local.job.custom_job import ROLES
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
@@ -95,7 +95,12 @@ class VertexRun:
 
     def cancel(self) -> tuple[bool, PlatformRun]:
         """Asks the platform to cancel it, unless it has ended; returns whether it did, and the run before."""
-        return cancel_run(self.platform, self.run)
+        found = self.read()
+        if found.has_ended:
+            return False, found
+        name = {"name": resource_name(self.platform, self.run)}
+        call_api(f"cancel the run {self.run}", self.platform.pipelines.cancel_pipeline_job, name)
+        return True, found
 
 
 #: One run, wherever it is; what can be asked about it has the same names.

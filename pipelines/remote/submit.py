@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -115,15 +114,18 @@ def job_request(
     Raises:
         SettingsError: When there is no pipeline root.
     """
-    merged = {**environment.tags, **(tags or {})}
+    if enable_caching is not None:
+        spec = copy.deepcopy(dict(spec))
+        for _, task in all_tasks(spec):
+            task["cachingOptions"] = {"enableCache": True} if enable_caching else {}
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
     if not root:
         raise missing_error("pipeline_root")
     key = environment.encryption_spec_key_name
     job = {
         "displayName": spec["pipelineInfo"]["name"],
-        "pipelineSpec": spec if enable_caching is None else with_caching(spec, enable_caching),
-        "labels": merged,
+        "pipelineSpec": spec,
+        "labels": {**environment.tags, **(tags or {})},
         "runtimeConfig": {"gcsOutputDirectory": root, "parameterValues": dict(parameters)},
         "serviceAccount": environment.service_account,
         "network": environment.network,
@@ -185,21 +187,11 @@ def _machines(job: Job) -> str:
     return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
 
 
-def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
+def new_job_id(name: str) -> str:
     """Returns an id that no other run of a pipeline has: NAME-YYYYMMDDhhmmss-6hex.
 
     Ids of the SDK have no random part, and collide within a second.
     """
-    time = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y%m%d%H%M%S")
-    end = f"-{time}-{secrets.token_hex(3)}"
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    word = word if word[:1].isalpha() else f"run-{word}".rstrip("-")
+    end = f"-{datetime.datetime.now(datetime.UTC):%Y%m%d%H%M%S}-{secrets.token_hex(3)}"
+    word = name if name[:1].isalpha() else f"run-{name}"
     return word[: _MAX_ID - len(end)].rstrip("-") + end
-
-
-def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
-    """Returns a pipeline with caching on, or off, in every task."""
-    changed = copy.deepcopy(dict(spec))
-    for _, task in all_tasks(changed):
-        task["cachingOptions"] = {"enableCache": True} if enabled else {}
-    return changed
