@@ -24,7 +24,7 @@ from benchmarks.simulated import (
     verdict_of_counts,
     verdict_on_slide,
 )
-from shardline.components.model_store.catalog import Version
+from shardline.components.model_store.champions import Version
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.past import compare_with_past
 from shardline.components.validate.gate.rules import parse_rules

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components.model_store.catalog import require_store
+from shardline.components.model_store.store import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.runs.directory import local_runs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from shardline.components.model_store.catalog import champion_directory
+from shardline.components.model_store.store import champion_directory
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record

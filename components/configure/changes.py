@@ -27,8 +27,13 @@ from shardline.components.configure.fingerprint import (
     initial_model_digest,
 )
 from shardline.components.model_store import EvaluationSummary, Verdict, read_part
-from shardline.components.model_store.catalog import champion_directory, refuse_container_path
-from shardline.components.model_store.champions import check_champion, published_by, version_location
+from shardline.components.model_store.champions import check_champion, published_by
+from shardline.components.model_store.store import (
+    VERSIONS,
+    champion_directory,
+    open_store,
+    refuse_container_path,
+)
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
@@ -286,7 +291,7 @@ def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
         fact("quality", reached, f"{reached} (of {last.run})")
     fact("blessed", last.blessed, f"{last.verdict} (of {last.run})")
     if last.champion:
-        published = version_location(last.state.settings["champion_uri"], last.champion)
+        published = open_store(last.state.settings["champion_uri"]).location(f"{VERSIONS}/{last.champion}")
         fact("champion", published, f"{published} (of {last.run})")
     return reason
 
@@ -336,7 +341,6 @@ def write_history(
         return
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
     evaluation = read_part(exported, model_store.EVALUATION_FILE, EvaluationSummary)
-    published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
     run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -344,7 +348,7 @@ def write_history(
         blessed=verdict.blessed,
         verdict=verdict.summary,
         metrics=evaluation.metrics,
-        champion=published.version if published else "",
+        champion=published_by(exported, champion_uri, job_name) if verdict.blessed and champion_uri else "",
         state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
     )
     history = champion_directory(history_uri)

@@ -1,19 +1,23 @@
-"""Champions: publishing, promoting, rolling back and pruning the versions of a model store.
+"""Champions: publishing, promoting and rolling back the versions of a model store.
 
-champion.json is replaced by compare-and-swap (`catalog`): of two concurrent publishers one wins, and the
-other reads it again. A model replaces only the champion that it was judged against. Readers see the old
-champion or the new one, even if the publisher is killed.
+    CHAMPION/champion.json         `Pointer`: the champion and those before it
+    CHAMPION/versions/<version>/   a version: a copy of the directory that a validation fills, which never
+                                   changes; version.json, its `Version`, is written last
+
+champion.json is replaced only if it is unchanged since it was read (`store`), and a model replaces only the
+champion that it was judged against. Readers see the old champion or the new one, even if the publisher is
+killed. A directory without version.json is an unfinished copy.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from shardline.components.model_store import (
@@ -25,30 +29,95 @@ from shardline.components.model_store import (
     Verdict,
     read_part,
 )
-from shardline.components.model_store.backends import TextFile, files_below
-from shardline.components.model_store.catalog import (
-    CREATED_HERE,
+from shardline.components.model_store.store import (
+    CHAMPION_FILE,
     PROMOTE_COMMAND,
-    VERSION_NAME,
+    VERSION_FILE,
     VERSIONS,
-    Catalog,
     Store,
-    Version,
+    TextFile,
     open_store,
-    read_catalog,
     refuse_other_content,
     require_store,
-    write_catalog,
 )
 from shardline.components.text import quality as describe_quality
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError
 
+#: Form of the name of a version.
+_NAME = re.compile(r"\w[\w-]*")
 #: Longest source name in the name of a directory, in characters.
 _MAX_NAME_LENGTH = 100
-#: Time in the name of a version.
-_TIME_FORMAT = "%Y%m%dT%H%M%S%f"
+
+
+@dataclass(frozen=True)
+class Version:
+    """Record of a version.
+
+    Attributes:
+        version: Name: time of creation, and a digest. Names sort by time.
+        quality: Quality on the test split: "accuracy 0.9812", "rmse 53.2".
+        fingerprint: Fingerprint of the dataset that it was judged on.
+        created: Time of creation, ISO 8601, UTC.
+        run: Name of the run that published it; "" for none.
+        by: Author: user@host, or the service account.
+        source: Directory that it was copied from.
+    """
+
+    version: str
+    fingerprint: str
+    created: str
+    quality: str = ""
+    run: str = ""
+    by: str = ""
+    source: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict, compare=False)
+    verdict: str = ""
+    blessed: bool = True
+
+    @property
+    def path(self) -> str:
+        """Its directory, relative to the champion's."""
+        return f"{VERSIONS}/{self.version}"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Content of champion.json.
+
+    Attributes:
+        champions: The champion and those before it, by name, newest first; rolling back removes the first.
+        rolled_back: Those that have been rolled back.
+        overrides: Reasons for promoting a version that is not blessed, by name.
+        by: Author of the last change.
+        at: Its time, ISO 8601, UTC.
+        path: Directory of the champion, for readers of this field only.
+    """
+
+    champions: tuple[str, ...]
+    rolled_back: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    by: str = ""
+    at: str = ""
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.champions:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a version")
+        if self.path != (f"{VERSIONS}/{self.champion}" if self.champion else ""):
+            raise ValueError(f"path is {self.path!r}, not that of {self.champion or 'no champion'}")
+
+    @property
+    def champion(self) -> str:
+        """Name of the present champion; "" where nothing has been published yet."""
+        return next(iter(self.champions), "")
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All versions that are the champion or have been."""
+        return *self.champions, *self.rolled_back
 
 
 def directory_name(source: str) -> str:
@@ -62,71 +131,71 @@ def directory_name(source: str) -> str:
 def current(champion: str | os.PathLike[str]) -> Version | None:
     """Returns the current champion, or None where nothing has been published yet.
 
-    Raises ModelError when champion.json is damaged or gone, PlatformError when a bucket cannot be read.
+    Raises ModelError when the store is damaged, PlatformError when a bucket cannot be read.
     """
-    return read_catalog(open_store(champion))[0].champion
+    store = open_store(champion)
+    present = read_pointer(store)[0].champion
+    return _read_version(store, present) if present else None
 
 
-def require_current(champion: str | os.PathLike[str]) -> Version:
-    """Returns the current champion; raises ModelError where there is none, or as `current` does."""
-    return _require_champion(open_store(champion))[2]
+def require_current(champion: str | os.PathLike[str]) -> tuple[Pointer, Version]:
+    """Returns champion.json and the champion; raises ModelError where there is none, or as `current`."""
+    store = open_store(champion)
+    pointer, _ = read_pointer(store, required=True)
+    return pointer, _read_version(store, pointer.champion)
 
 
 def last_champions(champion: str | os.PathLike[str]) -> tuple[Version, ...]:
     """Returns the champion and those before it that led to it, newest first; () where there is none yet.
 
-    Versions that were rolled back did not lead to it, and what came before an override was given up by hand.
+    What came before an override was given up by hand, and of old versions the files may have been removed.
     Raises ModelError and PlatformError as `current` does.
     """
-    catalog, _ = read_catalog(open_store(champion))
-    found, version = dict[str, Version](), catalog.champion
-    while version and version.version not in found:
-        found[version.version] = version
-        version = None if version.override else catalog.find(version.previous)
-    return tuple(found.values())
+    store = open_store(champion)
+    pointer, _ = read_pointer(store)
+    names = list(dict.fromkeys(pointer.champions))
+    end = next((place for place, name in enumerate(names, 1) if name in pointer.overrides), None)
+    present = set(store.names(VERSIONS)) | {pointer.champion}
+    return tuple(_read_version(store, name) for name in names[:end] if name in present)
 
 
-def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
-    """Returns the versions, oldest first; raises ModelError and PlatformError as `current` does."""
-    return list(read_catalog(open_store(champion))[0].versions)
+def versions(champion: str | os.PathLike[str]) -> list[Version]:
+    """Returns the complete versions, oldest first; raises ModelError and PlatformError as `current` does."""
+    store = open_store(champion)
+    found = (name for name in store.names(VERSIONS) if _NAME.fullmatch(name))
+    return [_read_version(store, name) for name in found if store.read(_record(name)).text is not None]
 
 
-def published_by(champion: str | os.PathLike[str], run: str) -> Version | None:
-    """Returns the version that a run made the champion, current or former; None if it made none."""
-    catalog, _ = read_catalog(open_store(champion))
-    known = (item for item in reversed(catalog.versions) if run and item.run == run and item.was_champion)
-    return next(known, None)
+def find_version(champion: str | os.PathLike[str], wanted: str) -> Version:
+    """Returns a version by its name, "latest" for the newest; ModelError, with all names, without one."""
+    store, known = open_store(champion), versions(champion)
+    found = [item for item in known if wanted in ("latest", item.version)]
+    if not found:
+        names = ", ".join(item.version for item in known) or "none"
+        raise ModelError(f"no version {wanted} in {store.location('')}; there are {names}")
+    return found[-1]
 
 
-def version_location(champion: str | os.PathLike[str], version: str) -> str:
-    """Returns the path or URI of a version's directory."""
-    return open_store(champion).location(f"{VERSIONS}/{version}")
-
-
-def fetched(champion: str | os.PathLike[str], version: Version) -> AbstractContextManager[Path]:
-    """Yields a local path of a version's directory; a temporary copy for a bucket without a mount."""
-    return open_store(champion).fetched(version.path)
+def published_by(exported: Path, champion: str, run: str) -> str:
+    """Returns the version that a run has made of a model, and that is or was the champion; "" for none."""
+    return _with_digest(read_pointer(open_store(champion))[0].known, _digest(exported, run)) if run else ""
 
 
 def read_record(champion: str | os.PathLike[str], version: Version, file: str, kind: type[T]) -> T:
     """Returns a JSON file of a version as a dataclass; raises ModelError when it is missing or damaged."""
-    store, name, remedy = open_store(champion), f"{version.path}/{file}", "publish the model again"
-    if (text := store.read(name).text) is None:
-        raise ModelError(f"no {store.location(name)}: the version is damaged; {remedy}")
-    content = files.parse_json(text, store.location(name), ModelError)
-    return restore(kind, content, store.location(name), ModelError, remedy)
+    return _read_file(open_store(champion), f"{version.path}/{file}", kind)
 
 
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, without leaving anything there.
 
     Raises SettingsError or PlatformError when the store does not exist, cannot be reached or cannot be
-    written to, ModelError when its catalog is damaged.
+    written to, ModelError when it is damaged.
     """
     store = open_store(uri)
     store.check()
     require_store(uri)
-    read_catalog(store)
+    read_pointer(store)
 
 
 def check_judged(exported: Path, champion: str, run: str = "") -> None:
@@ -138,9 +207,9 @@ def check_judged(exported: Path, champion: str, run: str = "") -> None:
         return
     verdict = read_part(exported, BLESSING_FILE, Verdict)
     store = open_store(champion)
-    catalog, _ = read_catalog(store)
-    if catalog.version != (verdict.champion or "") and not published_by(champion, run):
-        raise _outdated(verdict, catalog, store, str(exported))
+    pointer, _ = read_pointer(store)
+    if pointer.champion != (verdict.champion or "") and not published_by(exported, champion, run):
+        raise _outdated(verdict, pointer, store, str(exported))
 
 
 def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, run: str = "") -> Version:
@@ -149,7 +218,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     Publishing again makes a new version, unless `run`, the name of a run, has published this model already.
 
     Raises:
-        ModelError: When `exported` is not a complete validation or its model is not blessed, the catalog is
+        ModelError: When `exported` is not a complete validation or its model is not blessed, the store is
             damaged, or the champion has changed since the validation: then the new version is listed, and
             can be promoted.
         SettingsError: When `champion` cannot be written to.
@@ -161,33 +230,16 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     store = open_store(champion)
     refuse_other_content(store)
-    digest, copied = _digest(exported, run), None
+    digest = _digest(exported, run)
+    version = _add(store, exported, verdict, digest, quality=quality, run=run)
     while True:
-        catalog, seen = read_catalog(store)
-        listed = catalog.find_by_digest(digest) if run else None
-        if listed and copied and listed != copied:
-            store.remove(copied.path)  # another attempt of this run was faster
-        if listed and listed.was_champion:  # published by an earlier attempt, and perhaps replaced since
-            return listed
-        version = listed or copied
-        if version is None:
-            copied = _copy_version(store, seen, exported, verdict, digest, quality=quality, run=run)
-            continue
-        if catalog.version == (verdict.champion or ""):
-            version = replace(version, previous=catalog.version)
-            after = catalog.with_champion(version, "published", store.author())
-            if write_catalog(store, after, seen):
-                return after.require(version.version, store)
-        elif listed or write_catalog(store, catalog.with_version(version), seen):
-            raise _outdated(verdict, catalog, store, version.version)
-
-
-def _outdated(verdict: Verdict, catalog: Catalog, store: Store, model: str) -> ModelError:
-    return ModelError(
-        f"the model was judged against {verdict.champion or 'no champion'}, the champion is "
-        f"{catalog.version or 'none'} since; validate it again, or promote it by hand: {PROMOTE_COMMAND} "
-        f"{store.location('')} {model}"
-    )
+        pointer, seen = read_pointer(store)
+        if run and (name := _with_digest(pointer.known, digest)):
+            return _read_version(store, name)  # by an earlier attempt, and perhaps replaced since
+        if pointer.champion != (verdict.champion or ""):
+            raise _outdated(verdict, pointer, store, version.version)
+        if _point(store, pointer, seen, (version.version, *pointer.champions)):
+            return version
 
 
 def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = "") -> Version:
@@ -196,7 +248,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     Args:
         champion: Directory or URI of the model store.
         wanted: Name of a version, or "latest"; anything else, such as a path with a slash, is a directory.
-        override: Reason for promoting a model that is not blessed; kept in its record.
+        override: Reason for promoting a model that is not blessed; kept in champion.json.
 
     Raises:
         ModelError: When there is no such version or validation, it is not blessed and there is no override,
@@ -206,109 +258,101 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     """
     require_store(champion)
     store = open_store(champion)
-    catalog, seen = read_catalog(store)
-    if VERSION_NAME.fullmatch(wanted):
-        version = catalog.require(wanted, store)
-        wanted, blessed, reason = version.version, version.blessed, version.verdict
+    pointer, seen = read_pointer(store)
+
+    def check(name: str, blessed: bool, reason: str) -> None:
+        if not blessed and not override.strip():
+            raise ModelError(
+                f"{name} is not blessed ({reason}); to make it the champion anyway, give --override REASON"
+            )
+
+    if _NAME.fullmatch(wanted):
+        version = find_version(champion, wanted)
+        check(version.version, version.blessed, version.verdict)
     else:
         with open_store(wanted).fetched("") as exported:
             verdict = read_part(exported, BLESSING_FILE, Verdict)
-            blessed, reason = verdict.blessed, verdict.reason
-            if blessed or override.strip():
-                digest = _digest(exported, wanted)
-                version = catalog.find_by_digest(digest) or _copy_version(
-                    store, seen, exported, verdict, digest, source=wanted
-                )
-    if not blessed and not override.strip():
-        raise ModelError(
-            f"{wanted} is not blessed ({reason}); to make it the champion anyway, give --override REASON"
-        )
-    version, before = replace(version, override="" if version.blessed else override), catalog.version
-    catalog, seen = read_catalog(store)  # copying took time
-    if catalog.version != before:
-        raise ModelError(f"{store.location('')} has been changed meanwhile; look at it and try again")
-    return _commit_manually(store, catalog, seen, version, "promoted", previous=catalog.version)
+            check(wanted, verdict.blessed, verdict.reason)
+            version = _add(store, exported, verdict, _digest(exported, wanted), source=wanted)
+            if not seen.text:
+                pointer, seen = read_pointer(store)
+    if version.version == pointer.champion:
+        raise ModelError(f"{version.version} is the champion already; name another version")
+    reasons = {} if version.blessed else {version.version: override}
+    pointer = replace(pointer, overrides={**pointer.overrides, **reasons})
+    _point_or_refuse(store, pointer, seen, (version.version, *pointer.champions))
+    return version
 
 
-def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
-    """Makes a former champion the champion again, "" for the previous one; nothing is removed or copied.
+def rollback(champion: str | os.PathLike[str]) -> Version:
+    """Makes the version that the champion replaced the champion again; nothing is removed or copied.
 
     Raises:
-        ModelError: When there is no champion or no such version, it never was the champion, champion.json is
-            damaged, or the champion has changed meanwhile.
+        ModelError: When there is no champion, it replaced none, the files of the other one are gone, the
+            store is damaged, or the champion has changed meanwhile.
         RunError, PlatformError: When writing fails; the champion is unchanged then.
     """
     store = open_store(champion)
-    catalog, seen, present = _require_champion(store)
-    wanted = version or present.previous
-    if not wanted:
+    pointer, seen = read_pointer(store, required=True)
+    present, *before = pointer.champions
+    if not before:
         raise ModelError(
-            f"{present.version} replaced no version; name the one to go to, 'shardline champion list "
-            f"{store.location('')}' lists them"
+            f"{present} replaced no version; promote another one that 'shardline champion list "
+            f"{store.location('')}' lists"
         )
-    target = catalog.require(wanted, store)
-    if not target.was_champion:
-        raise ModelError(
-            f"{target.version} never was the champion; look at it, then: {PROMOTE_COMMAND} "
-            f"{store.location('')} {target.version}"
-        )
-    return _commit_manually(store, catalog, seen, target, "rolled back", previous=target.previous)
+    target = _read_version(store, before[0])
+    pointer = replace(pointer, rolled_back=tuple(dict.fromkeys((present, *pointer.rolled_back))))
+    _point_or_refuse(store, pointer, seen, tuple(before))
+    return target
 
 
-def _commit_manually(
-    store: Store, catalog: Catalog, seen: TextFile, version: Version, how: str, *, previous: str
-) -> Version:
-    """Makes a version the champion by command of a user who has seen the catalog; ModelError if it cannot."""
-    if version.version == catalog.version:
-        raise ModelError(f"{version.version} is the champion already; name another version")
-    if not store.names(version.path):
-        raise ModelError(
-            f"the files of {version.version} are gone from {store.location('')}; name another one"
-        )
-    after = catalog.with_champion(replace(version, previous=previous), how, store.author())
-    if not write_catalog(store, after, seen):
-        raise ModelError(f"{store.location('')} has been changed meanwhile; look at it and try again")
-    return after.require(version.version, store)
+def read_pointer(store: Store, *, required: bool = False) -> tuple[Pointer, TextFile]:
+    """Returns the content of champion.json, and the file as it was read.
 
-
-def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
-    """Removes all versions but the champion, those it replaced, and the `keep` newest others.
-
-    Unfinished copies older than a day are removed, too. Versions are removed from champion.json first, then
-    their files: no listed version is incomplete. Returns the removed names. Raises ModelError, and removes
-    nothing, when there is no champion or champion.json is damaged.
+    Raises ModelError where champion.json is damaged or gone: that is no empty store, in which the first model
+    would be blessed; its versions remain, and can be published to another store. Also where there is no
+    champion yet and one is `required`.
     """
-    store = open_store(champion)
-    while True:
-        catalog, seen, present = _require_champion(store)
-        kept = {present.version, present.previous, present.commit.replaced}
-        others = [item.version for item in catalog.versions if item.version not in kept]
-        dropped = set(others[: max(0, len(others) - keep)])
-        remaining = tuple(item for item in catalog.versions if item.version not in dropped)
-        if not dropped or write_catalog(store, replace(catalog, versions=remaining), seen):
-            break
-    latest = f"{datetime.now(UTC) - timedelta(days=1):{_TIME_FORMAT}}"
-    listed = {item.version for item in catalog.versions}
-    copies = {name for name in store.names(VERSIONS) if CREATED_HERE.match(name) and name < latest}
-    removed = sorted(dropped | (copies - listed))
-    for name in removed:
-        store.remove(f"{VERSIONS}/{name}")
-    return removed
-
-
-def _require_champion(store: Store) -> tuple[Catalog, TextFile, Version]:
-    """Returns the catalog with its champion; raises ModelError where there is none."""
-    catalog, seen = read_catalog(store)
-    if catalog.champion is None:
+    file, seen, pointer = store.location(CHAMPION_FILE), store.read(CHAMPION_FILE), Pointer(())
+    command = f"{PROMOTE_COMMAND} ANOTHER {store.location(VERSIONS)}/VERSION/"
+    remedy = f"restore it, or begin anew with one of its versions: {command}"
+    if seen.text is not None:
+        try:
+            content = files.parse_json(seen.text, file, ModelError)
+        except ModelError as error:
+            raise ModelError(f"{error}; {remedy}") from None
+        pointer = restore(Pointer, content, file, ModelError, remedy)
+    elif store.names(VERSIONS) and store.read(CHAMPION_FILE).text is None:  # it may just have been written
+        raise ModelError(f"{file} is gone, but there are versions; {remedy}")
+    if required and not pointer.champions:
         raise ModelError(
             f"nothing has been published in {store.location('')}; give the directory of a champion"
         )
-    return catalog, seen, catalog.champion
+    return pointer, seen
 
 
-def _copy_version(
+def _point(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> bool:
+    """Replaces champion.json unless it has changed since it was read, and returns whether it was."""
+    at, path = datetime.now(UTC).isoformat(timespec="seconds"), f"{VERSIONS}/{champions[0]}"
+    changed = replace(pointer, champions=champions, by=store.author, at=at, path=path)
+    return store.replace(CHAMPION_FILE, _to_text(changed), seen)
+
+
+def _point_or_refuse(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> None:
+    if not _point(store, pointer, seen, champions):
+        raise ModelError(f"{store.location('')} has been changed meanwhile; look at it and try again")
+
+
+def _outdated(verdict: Verdict, pointer: Pointer, store: Store, model: str) -> ModelError:
+    return ModelError(
+        f"the model was judged against {verdict.champion or 'no champion'}, the champion is "
+        f"{pointer.champion or 'none'} since; validate it again, or promote it by hand: {PROMOTE_COMMAND} "
+        f"{store.location('')} {model}"
+    )
+
+
+def _add(
     store: Store,
-    seen: TextFile,
     exported: Path,
     verdict: Verdict,
     digest: str,
@@ -317,38 +361,61 @@ def _copy_version(
     run: str = "",
     source: str = "",
 ) -> Version:
-    """Copies a validated model and returns its record, which is not in the catalog yet.
+    """Copies a validated model, unless an earlier attempt has, and returns the record of the version.
 
-    Each copy has its own directory: an attempt that seems dead may still be running. `quality` "" takes that
-    of the evaluation.
+    `quality` "" takes that of the evaluation.
     """
     export, created = Export.read(exported), datetime.now(UTC)
     metrics: Mapping[str, float | None] = {}
     if not quality or (exported / EVALUATION_FILE).exists():
         metrics = read_part(exported, EVALUATION_FILE, EvaluationSummary).metrics
+    empty, seen = read_pointer(store)
+    if seen.text is None:  # else a copy that is killed would be a store that has lost it
+        store.replace(CHAMPION_FILE, _to_text(empty), seen)
+    for name in store.names(VERSIONS) if run or source else ():
+        if name.endswith(digest) and store.read(_record(name)).text is not None:
+            return _read_version(store, name)
     version = Version(
-        version=f"{created:{_TIME_FORMAT}}-{digest}-{os.urandom(2).hex()}",
+        version=f"{created:%Y%m%dT%H%M%S%f}-{digest}",
         quality=quality or describe_quality(metrics),
         fingerprint=export.fingerprint,
         created=created.isoformat(timespec="seconds"),
         run=run,
-        by=store.author(),
+        by=store.author,
         source=(source or str(exported)).encode(errors="backslashreplace").decode(),  # names are bytes
         metrics={key: value for key, value in metrics.items() if "[" not in key},
         verdict=verdict.summary,
         blessed=verdict.blessed,
     )
-    if seen.text is None:  # so that a deleted file is not taken for a first run
-        write_catalog(store, Catalog(versions=()), seen)
     store.put(exported, version.path)
+    store.replace(_record(version.version), _to_text(version), TextFile(None))
     return version
 
 
+def _read_version(store: Store, name: str) -> Version:
+    return _read_file(store, _record(name), Version)
+
+
+def _read_file(store: Store, name: str, kind: type[T]) -> T:
+    location, remedy = store.location(name), "publish the model again"
+    if (text := store.read(name).text) is None:
+        raise ModelError(f"no {location}: the version is damaged; {remedy}")
+    return restore(kind, files.parse_json(text, location, ModelError), location, ModelError, remedy)
+
+
+def _record(name: str) -> str:
+    return f"{VERSIONS}/{name}/{VERSION_FILE}"
+
+
+def _to_text(record: Pointer | Version) -> str:
+    return json.dumps(asdict(record), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _with_digest(names: tuple[str, ...], digest: str) -> str:
+    return next((name for name in names if name.endswith(digest)), "")
+
+
 def _digest(exported: Path, publication: str) -> str:
-    """Returns a digest of the content and of the run or source, for the name of a version."""
-    digest = hashlib.sha256(os.fsencode(publication))
-    for path in files_below(exported):
-        digest.update(os.fsencode(path.relative_to(exported)))
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:12]
+    """Returns a digest of a model's description and of the run or source, for the name of a version."""
+    parts = [asdict(Export.read(exported)), asdict(read_part(exported, BLESSING_FILE, Verdict)), publication]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

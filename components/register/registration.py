@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, catalog, champions
+from shardline.components.model_store import Export, champions
+from shardline.components.model_store.store import open_store, refuse_container_path
 from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.progress import fact, report
 
@@ -21,7 +22,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     Repeated in the same `run`, it publishes once.
 
     Raises:
-        ModelError: When `exported` is incomplete or not blessed, the catalog is damaged, or the champion has
+        ModelError: When `exported` is incomplete or not blessed, the store is damaged, or the champion has
             changed since the validation.
         SettingsError, PlatformError: When the model store cannot be reached or written to.
         RunError: When copying fails.
@@ -29,20 +30,17 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     if not champion_uri:
         report("register", "champion_uri is empty: the blessed model is not published")
         return
-    catalog.refuse_container_path("champion_uri", champion_uri)
+    refuse_container_path("champion_uri", champion_uri)
     try:
         published = champions.publish(exported, champion_uri, quality=quality, run=run)
     except ModelError as error:
         raise ModelError(f"{error}; if this run deployed it, the endpoint serves it") from error
-    now = champions.require_current(champion_uri).version
-    if now != published.version:
-        status = f"was the champion until {now} replaced it"
-    elif published.commit.replaced:
-        status = f"is the champion, replacing {published.commit.replaced}"
-    else:
-        status = "is the champion"
+    present, *before = champions.require_current(champion_uri)[0].champions
+    status = f"is the champion, replacing {before[0]}" if before else "is the champion"
+    if present != published.version:
+        status = f"was the champion until {present} replaced it"
     report("register", f"version {published.version} {status}")
-    fact("champion", champions.version_location(champion_uri, published.version))
+    fact("champion", open_store(champion_uri).location(published.path))
 
 
 def copy_saved_model(exported: Path, target: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
-from shardline.components.model_store import Export, catalog
+from shardline.components.model_store import Export
+from shardline.components.model_store.store import require_store
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
@@ -93,7 +94,7 @@ def validate(
     gate.check(manifest, champion_uri, formats)
     gate = gate.for_labels(manifest.labels)
     if champion_uri:
-        catalog.require_store(champion_uri)
+        require_store(champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
     with predictions.start_process() as clean:  # imports TensorFlow while the model is exported here

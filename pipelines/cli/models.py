@@ -22,7 +22,7 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.local.terminal import foreground
 
 if TYPE_CHECKING:
-    from shardline.components.model_store.catalog import Version
+    from shardline.components.model_store.champions import Pointer, Version
 
 
 @click.command()
@@ -135,7 +135,6 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **poli
     return replace(gate, **{name: policy for name, policy in policies.items() if policy})
 
 
-_NEVER = "never the champion"
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")
 
 
@@ -153,16 +152,19 @@ def champion() -> None:
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
     """List versions in CHAMPION_URI, newest first; * is the champion."""
-    from shardline.components.model_store.champions import complete_versions, require_current
+    from shardline.components.model_store import champions
     from shardline.components.text import table
 
-    present = require_current(directory).version
-    versions = complete_versions(directory)[::-1]
-    rows = [_row(item, "*" if item.version == present else "") for item in versions]
+    pointer, _ = champions.require_current(directory)
+    versions = champions.versions(directory)[::-1]
     show(
         as_json,
-        {"champion": present, "versions": list(map(asdict, versions))},
-        table(("", "version", "quality", "created", "by", "run", ""), rows, align="l"),
+        {**asdict(pointer), "champion": pointer.champion, "versions": list(map(asdict, versions))},
+        table(
+            ("", "version", "quality", "created", "by", "run", ""),
+            [_row(item, pointer) for item in versions],
+            align="l",
+        ),
     )
 
 
@@ -173,30 +175,13 @@ def list_versions(directory: str, as_json: bool) -> None:
 def show_champion(directory: str, version: str, as_json: bool) -> None:
     """Show VERSION in CHAMPION_URI, or the champion.
 
-    VERSION is a name from 'list', or latest. Without it, the versions to roll back to are listed as well.
+    VERSION is a name from 'list', or latest.
     """
-    from shardline.components.model_store.catalog import open_store, read_catalog
-    from shardline.components.model_store.champions import complete_versions, require_current
+    from shardline.components.model_store.champions import find_version, require_current
 
-    if version:
-        place = open_store(directory)
-        found = read_catalog(place)[0].require(version, place)
-        facts = {"version": found.version, **_facts(directory, found)}
-        show(as_json, facts, *_lines(facts))
-        return
-    present = require_current(directory)
-    versions = complete_versions(directory)[::-1]
-    about = {"champion": present.version, **_facts(directory, present)}
-    show(
-        as_json,
-        {"champion": about, "versions": list(map(asdict, versions))},
-        *_lines(about),
-        "",
-        *(
-            f"{'*' if item == present else ' '} {item.version}  {item.quality}  {item.created}"
-            for item in versions
-        ),
-    )
+    pointer, present = require_current(directory)
+    facts = _facts(directory, find_version(directory, version) if version else present, pointer)
+    show(as_json, facts, *(f"{name:<12}{value}" for name, value in facts.items()))
 
 
 @champion.command()
@@ -206,7 +191,7 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
     "--override",
     default="",
     metavar="REASON",
-    help="Promote a version that the gate blocked; its record keeps REASON.",
+    help="Promote a version that the gate blocked; champion.json keeps REASON.",
 )
 @json_option
 def promote(directory: str, version: str, override: str, as_json: bool) -> None:
@@ -217,70 +202,46 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     """
     from shardline.components.model_store import champions
 
-    _tell(directory, champions.promote(directory, version, override=override), as_json)
+    _tell(champions.promote(directory, version, override=override), as_json)
 
 
 @champion.command()
 @_store_argument
-@click.option(
-    "--to",
-    "version",
-    default="",
-    metavar="VERSION",
-    help="Version to go back to.  [default: the one that the champion replaced]",
-)
 @json_option
-def rollback(directory: str, version: str, as_json: bool) -> None:
+def rollback(directory: str, as_json: bool) -> None:
     """Make the version that the champion replaced the champion again."""
     from shardline.components.model_store import champions
 
-    _tell(directory, champions.rollback(directory, version), as_json)
+    _tell(champions.rollback(directory), as_json)
 
 
-@champion.command()
-@_store_argument
-@click.option(
-    "--keep",
-    type=click.IntRange(min=0),
-    required=True,
-    metavar="N",
-    help="Number of newest versions to keep as well.",
-)
-@json_option
-def prune(directory: str, keep: int, as_json: bool) -> None:
-    """Remove old versions from CHAMPION_URI.
-
-    The champion and the version that it replaced stay.
-    """
-    from shardline.components.model_store import champions
-
-    removed = champions.prune(directory, keep)
-    lines = [f"removed {name}" for name in removed] or ["nothing to remove"]
-    show(as_json, {"removed": removed}, *lines)
-
-
-def _tell(directory: str, present: Version, as_json: bool) -> None:
+def _tell(present: Version, as_json: bool) -> None:
     words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
 
 
-def _row(item: Version, mark: str) -> tuple[str, ...]:
+def _row(item: Version, pointer: Pointer) -> tuple[str, ...]:
     created = item.created.removesuffix("+00:00").replace("T", " ")
-    note = "" if item.was_champion else _NEVER
+    note = "" if item.version in pointer.known else "never the champion"
     if not item.blessed:
-        note = f"blocked by the gate{f', promoted all the same: {item.override}' if item.override else ''}"
+        reason = pointer.overrides.get(item.version)
+        note = f"blocked by the gate{f', promoted all the same: {reason}' if reason else ''}"
+    mark = "*" if item.version == pointer.champion else ""
     return mark, item.version, item.quality, created, item.by, item.run, note
 
 
-def _facts(directory: str, version: Version) -> dict[str, str]:
+def _facts(directory: str, version: Version, pointer: Pointer) -> dict[str, str]:
     from shardline.components.model_store import EXPORT_FILE, Export
-    from shardline.components.model_store.champions import read_record, version_location
+    from shardline.components.model_store.champions import read_record
+    from shardline.components.model_store.store import open_store
 
-    export, commit = read_record(directory, version, EXPORT_FILE, Export), version.commit
+    export = read_record(directory, version, EXPORT_FILE, Export)
     # The first metrics are those of quality; `list --json` has all.
     metrics = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
+    present, *before = pointer.champions
     known = {
-        "path": version_location(directory, version.version),
+        "version": version.version,
+        "path": open_store(directory).location(version.path),
         "quality": version.quality,
         "metrics": ", ".join(metrics[:8]),
         "dataset": version.fingerprint,
@@ -288,16 +249,16 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
         "run": version.run,
         "copied from": version.source,
         "verdict": version.verdict,
-        "override": version.override,
-        "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.how else _NEVER,
-        "replaced": version.previous or "nothing" if version.was_champion else "",
+        "override": pointer.overrides.get(version.version, ""),
+        "champion": "" if version.version in pointer.known else "never",
         "parameters": f"{export.parameters:,}",
         "size": f"{export.bytes / 1e6:.1f} MB",
         "revision": export.git_revision or "unknown",
         "made with": ", ".join(f"{name} {number}" for name, number in export.versions.items()),
     }
+    if version.version == present:
+        known |= {
+            "champion": f"since {pointer.at} by {pointer.by}",
+            "replaced": next(iter(before), "nothing"),
+        }
     return {name: value for name, value in known.items() if value or name == "made with"}
-
-
-def _lines(facts: dict[str, str]) -> list[str]:
-    return [f"{name:<12}{value}" for name, value in facts.items()]

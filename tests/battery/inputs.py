@@ -195,10 +195,10 @@ def make_good(made: Path) -> None:
     (made / "retrain.json").write_text(json.dumps(spec))
     version = made / "champion" / "versions" / _VERSION
     version.mkdir(parents=True)
-    record = {"version": _VERSION, "quality": "accuracy 0.9700", "previous": ""}
-    record |= {"fingerprint": "sha256:00", "created": "2026-01-01T00:00:00+00:00", "commit": {"serial": 1}}
-    catalog = {"version": _VERSION, "path": f"versions/{_VERSION}", "versions": [record]}
-    (made / "champion" / "champion.json").write_text(json.dumps(catalog))
+    record = {"version": _VERSION, "quality": "accuracy 0.9700", "fingerprint": "sha256:00"}
+    (version / "version.json").write_text(json.dumps(record | {"created": "2026-01-01T00:00:00+00:00"}))
+    pointer = {"champions": [_VERSION], "path": f"versions/{_VERSION}"}
+    (made / "champion" / "champion.json").write_text(json.dumps(pointer))
     (version / "export.json").write_text(json.dumps({"format": "shardline.export", "format_version": 1}))
     (version / "blessing.json").write_text(json.dumps({"blessed": True}))
     run = made / "run"

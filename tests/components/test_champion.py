@@ -7,10 +7,10 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.model_store import catalog, champions
-from shardline.components.model_store.backends import TextFile
-from shardline.components.model_store.catalog import open_store
-from shardline.components.model_store.champions import complete_versions, current, directory_name, rollback
+from shardline.components.model_store import champions, store
+from shardline.components.model_store.champions import current, directory_name, promote, rollback
+from shardline.components.model_store.champions import versions as all_versions
+from shardline.components.model_store.store import TextFile, open_store
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
@@ -53,40 +53,34 @@ def invoke(*arguments):
     return CliRunner().invoke(cli.main, ["champion", *map(str, arguments)])
 
 
-def test_rollback_goes_back_step_by_step_and_forward_by_name(champion, versions):
+def test_rollback_goes_back_step_by_step_and_promote_forward(champion, versions, tmp_path):
     first, second, third = versions
 
     assert rollback(champion) == second == current(champion)
-    assert rollback(champion) == first == current(champion)
-    assert rollback(champion, third.version) == third == current(champion)
-    assert set(complete_versions(champion)) == {first, second, third}
-
-
-def test_what_is_published_after_a_rollback_goes_back_to_what_it_replaced(champion, versions, tmp_path):
-    rollback(champion)
     fourth = publish_next(write_export(tmp_path / "fourth"), champion, accuracy=0.98)
+    assert rollback(champion) == second == current(champion)
+    assert rollback(champion) == first == current(champion)
+    assert promote(champion, third.version) == third == current(champion)
+    assert rollback(champion) == first
+    assert set(all_versions(champion)) == {first, second, third, fourth}
 
-    assert fourth.previous == versions[1].version
-    assert rollback(champion) == versions[1]
+
+def test_a_version_whose_files_are_gone_does_not_come_back(champion, versions):
+    with pytest.raises(ModelError, match=f"no version other in .*; there are {versions[0].version}, "):
+        promote(champion, "other")
+    shutil.rmtree(champion / versions[1].path)
+    with pytest.raises(ModelError, match=r"version\.json: the version is damaged"):
+        rollback(champion)
+    assert current(champion) == versions[2]
+    assert champions.last_champions(champion) == (versions[2], versions[0])
 
 
 def test_the_first_version_has_none_to_go_back_to(champion, tmp_path):
     first = publish_next(write_export(tmp_path / "model"), champion, accuracy=0.9)
 
-    with pytest.raises(ModelError, match=f"{first.version} replaced no version; name the one to go to"):
+    with pytest.raises(ModelError, match=f"{first.version} replaced no version; promote another one"):
         rollback(champion)
-    with pytest.raises(ModelError, match=f"{first.version} is the champion already"):
-        rollback(champion, first.version)
     assert current(champion) == first
-
-
-def test_a_version_that_is_not_there_is_refused_with_those_that_are(champion, versions):
-    with pytest.raises(ModelError, match=f"no version other in .*; there are {versions[0].version}, "):
-        rollback(champion, "other")
-    shutil.rmtree(champion / versions[1].path)
-    with pytest.raises(ModelError, match=f"the files of {versions[1].version} are gone"):
-        rollback(champion)
-    assert current(champion) == versions[2]
 
 
 def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, versions, monkeypatch):
@@ -119,19 +113,6 @@ def test_each_source_has_a_champion_of_its_own():
     assert all("/" not in name and len(name) < 120 for name in names)
 
 
-def test_show_says_what_is_in_use_and_what_one_can_go_back_to(champion, versions):
-    rollback(champion)
-    done = invoke("show", champion)
-
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    assert lines[0] == f"champion    {versions[1].version}"
-    assert f"path        {champion / versions[1].path}" in lines
-    assert f"replaced    {versions[0].version}" in lines
-    marked = {line[2:].split()[0]: line[0] for line in lines[lines.index("") + 1 :]}
-    assert marked == {version.version: " *"[version == versions[1]] for version in versions}
-
-
 def test_show_takes_the_models_facts_from_its_export(champion, versions):
     export = {
         "fingerprint": "sha256:abc",
@@ -158,12 +139,8 @@ def test_rollback_says_which_version_is_the_champion_now(champion, versions):
     assert (done.exit_code, current(champion)) == (0, versions[1])
     assert done.output == f"version {versions[1].version} is the champion (accuracy 0.9600)\n"
 
-    done = invoke("rollback", champion, "--to", versions[2].version)
 
-    assert (done.exit_code, current(champion)) == (0, versions[2])
-
-
-@pytest.mark.parametrize("command", ["show", "list", "rollback", "prune --keep 0"])
+@pytest.mark.parametrize("command", ["show", "list", "rollback"])
 @pytest.mark.parametrize(
     ("directory", "code", "message"),
     [
@@ -174,8 +151,7 @@ def test_rollback_says_which_version_is_the_champion_now(champion, versions):
     ],
 )
 def test_a_directory_without_a_champion_is_one_line(command, directory, code, message, storage, tmp_path):
-    name, *options = command.split()
-    done = invoke(name, directory if directory.startswith("gs:") else tmp_path / directory, *options)
+    done = invoke(command, directory if directory.startswith("gs:") else tmp_path / directory)
 
     assert done.exit_code == code
     assert message in done.output
@@ -203,14 +179,15 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
     assert [item["run"] for item in listed["versions"]] == ["tuesday", "monday"]
     assert all(item["by"].count("@") == 1 for item in listed["versions"])
     assert listed["versions"][1]["metrics"] == EVALUATION["metrics"]
-    commit = listed["versions"][1]["commit"]
-    assert (commit["how"], commit["serial"], commit["replaced"]) == ("rolled back", 3, second.version)
+    assert (listed["champions"], listed["rolled_back"]) == ([first.version], [second.version])
     assert [line[0] for line in lines] == [" ", " ", "*"]
     assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
 
     shown = answer("show", store_uri, second.version)
-    assert (shown["version"], shown["run"], shown["replaced"]) == (second.version, "tuesday", first.version)
-    assert "metrics     accuracy 0.9, log_loss 0.25\n" in invoke("show", store_uri).output
+    assert (shown["version"], shown["run"]) == (second.version, "tuesday")
+    lines = invoke("show", store_uri).output.splitlines()
+    assert {"metrics     accuracy 0.9, log_loss 0.25", "replaced    nothing"} <= set(lines)
+    assert f"path        {open_store(store_uri).location(first.path)}" in lines
 
 
 def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tmp_path):
@@ -221,9 +198,10 @@ def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tm
     promoted = answer("promote", store_uri, exported)
 
     assert current(store_uri).version == promoted["version"]
-    assert (promoted["previous"], promoted["source"]) == (first.version, str(exported))
+    assert answer("show", store_uri)["replaced"] == first.version
+    assert promoted["source"] == str(exported)
     assert promoted["quality"] == f"accuracy {EVALUATION['accuracy']:.4f}"
-    with champions.fetched(store_uri, current(store_uri)) as copy:
+    with open_store(store_uri).fetched(current(store_uri).path) as copy:
         assert contents(copy) == contents(exported)
     assert "is the champion already; name another" in invoke("promote", store_uri, exported).output
     assert answer("rollback", store_uri)["version"] == first.version
@@ -253,11 +231,10 @@ def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(store_uri, tmp_p
         assert (
             "is not blessed (accuracy 0.9 is below 0.95); to make it the champion anyway, give" in done.output
         )
-    assert (current(store_uri), len(complete_versions(store_uri))) == (first, 1)
+    assert (current(store_uri), len(all_versions(store_uri))) == (first, 1)
 
     promoted = answer("promote", store_uri, blocked, "--override", "the labels were wrong")
 
-    assert current(store_uri).override == promoted["override"] == "the labels were wrong"
     assert "the labels were wrong" in invoke("list", store_uri).output
     assert "override    the labels were wrong\n" in invoke("show", store_uri).output
     answer("rollback", store_uri)
@@ -270,14 +247,15 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_p
     first = publish_next(write_export(tmp_path / "first"), store_uri)
     with pytest.raises(ModelError, match="since; validate it again"):
         champions.publish(late, store_uri, quality="accuracy 0.5000", run="late")
-    (never,) = (item for item in complete_versions(store_uri) if item.run == "late")
+    (never,) = (item for item in all_versions(store_uri) if item.run == "late")
 
     lines = invoke("show", store_uri, never.version).output.splitlines()
 
     assert f"stored      {never.created} by {never.by}" in lines
-    assert "committed   never the champion" in lines
-    assert not any(line.startswith(("replaced", "published")) for line in lines)
-    assert "replaced    nothing" in invoke("show", store_uri, first.version).output.splitlines()
+    assert "champion    never" in lines
+    assert not any(line.startswith("replaced") for line in lines)
+    assert "never the champion" in invoke("list", store_uri).output.splitlines()[-2]
+    assert invoke("show", store_uri, first.version).output == invoke("show", store_uri).output
 
 
 def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
@@ -313,7 +291,6 @@ def put(store_uri, tmp_path):
         (("manifest.json",), "but manifest.json; give the directory of champions, or an empty one"),
         (("digits/versions/1/version.json",), "but digits; give"),
         (("v1/saved_model/saved_model.pb", "v1/evaluation.json"), "but v1; give"),
-        (("versions/README", "versions/v1/export.json"), "but versions; give"),
         (("versions/v1/export.json", "export.json"), "but export.json, versions; give"),
         # The directory of the history, and one above it.
         (("datasets/1.json", "latest.json", "runs/run-1/run.json"), "but datasets, latest.json, runs; give"),
@@ -326,7 +303,7 @@ def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names,
     exported = write_export(tmp_path / "model")
 
     for refused in (
-        lambda: catalog.require_store(store_uri),
+        lambda: store.require_store(store_uri),
         lambda: champions.check_champion(store_uri),
         lambda: champions.publish(exported, store_uri, quality="0.9"),
         lambda: champions.promote(store_uri, f"{exported}/"),
@@ -346,16 +323,6 @@ def test_a_model_store_may_hold_files_of_the_disk_and_later_others(store_uri, pu
     champions.check_champion(store_uri)
 
 
-def test_a_file_is_no_model_store(store_uri, put):
-    put("champion.json")
-
-    with pytest.raises(SettingsError, match=r"champion\.json is a file; give the directory of champions"):
-        catalog.require_store(f"{store_uri}/champion.json")
-    put("champion.json.d/other")
-    with pytest.raises(SettingsError, match="but other; give"):
-        catalog.require_store(f"{store_uri}/champion.json.d")
-
-
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
     exported = write_export(tmp_path / os.fsdecode(b"\xff"))
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
@@ -372,23 +339,6 @@ def test_a_prefix_is_the_same_however_its_slashes_are_written(storage, tmp_path)
     first = publish_next(write_export(tmp_path / "model"), "gs://bucket//a/./b//")
 
     assert current("gs://bucket/a/b") == first == current("/gcs/bucket/a//b")
-
-
-def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(store_uri, tmp_path):
-    exported = write_export(tmp_path / "model")
-    names = [publish_next(exported, store_uri, run=f"run-{number}").version for number in range(6)]
-    answer("rollback", store_uri, "--to", names[1])  # which replaced names[0], and now names[5]
-
-    others = names[2:5]
-    assert answer("prune", store_uri, "--keep", 2)["removed"] == others[:1]
-    assert invoke("prune", store_uri, "--keep", 1).output == f"removed {others[1]}\n"
-    assert invoke("prune", store_uri, "--keep", 1).output == "nothing to remove\n"
-
-    left = {item.version for item in complete_versions(store_uri)}
-    assert left == {names[0], names[1], names[5], others[2]}
-    assert current(store_uri).version == names[1]
-    assert set(open_store(store_uri).names("versions")) == left
-    assert answer("rollback", store_uri)["version"] == names[0]
 
 
 def test_latest_is_the_newest_version(champion, versions):

@@ -538,24 +538,6 @@ def test_on_the_platform_nothing_is_remembered_or_published_in_a_container(
     assert not (tmp_path / "own").exists()
 
 
-def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path, monkeypatch, events):
-    """An account may write below champions/ only, which is not there yet."""
-    monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
-    (tmp_path / "bucket").mkdir()
-    (tmp_path / "bucket" / "file").touch()
-
-    def denied(dir, prefix):
-        raise PermissionError(errno.EACCES if dir.is_dir() else errno.ENOTDIR, "denied")
-
-    monkeypatch.setattr("shardline.components.model_store.backends.tempfile.NamedTemporaryFile", denied)
-    look("", f"images:{photos}", champion_uri="gs://bucket/champions/photos")
-    for place in ("gs://bucket/file/photos", "/gcs/bucket/champions"):
-        (tmp_path / "bucket" / "champions").mkdir(exist_ok=True)
-        with pytest.raises(SystemExit):
-            look("", f"images:{photos}", champion_uri=place)
-        assert events[-1].text.endswith("denied; choose another champion_uri")
-
-
 def test_a_history_that_cannot_be_written_is_said_at_once(photos, tmp_path, events):
     (tmp_path / "file").touch()
 

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import functools
 import itertools
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shardline.components.model_store import backends, catalog, champions
-from shardline.components.model_store.backends import BucketBackend, DiskBackend
-from shardline.components.model_store.champions import (
-    complete_versions,
-    current,
-    promote,
-    prune,
-    publish,
-    rollback,
-)
+from shardline.components.model_store import champions
+from shardline.components.model_store.champions import current, promote, publish, rollback, versions
+from shardline.components.model_store.store import BucketStore, DiskStore, open_store
 from shardline.components.storage import bucket
-from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
+from shardline.trainer.base.errors import ModelError, PlatformError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -55,12 +44,7 @@ def store_uri(
 
 def chain(store_uri: str) -> list[str]:
     """Returns the names of the champion and of those before it."""
-    known = {item.version: item for item in complete_versions(store_uri)}
-    found, names = current(store_uri), []
-    while found:
-        names.append(found.version)
-        found = known.get(found.previous)
-    return names
+    return list(champions.require_current(store_uri)[0].champions)
 
 
 def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri: str, tmp_path: Path) -> None:
@@ -72,11 +56,11 @@ def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri:
         publish(late, store_uri, quality="accuracy 0.9900", run="late")
 
     assert current(store_uri) == second
-    (kept,) = (item for item in complete_versions(store_uri) if item.run == "late")
+    (kept,) = (item for item in versions(store_uri) if item.run == "late")
     promoted = promote(store_uri, kept.version)
-    assert (promoted.version, promoted.previous) == (kept.version, second.version)
+    assert promoted == kept == current(store_uri)
     assert chain(store_uri) == [kept.version, second.version, first.version]
-    with champions.fetched(store_uri, promoted) as copy:
+    with open_store(store_uri).fetched(promoted.path) as copy:
         assert contents(copy) == contents(late)
 
 
@@ -113,12 +97,9 @@ def test_the_last_champions_are_those_that_led_to_the_present_one(store_uri: str
     assert last() == [fifth, fourth, overridden], "what came before an override was given up"
 
     again = promote(store_uri, fourth).version
-    assert last() == [again, fifth], "each once"
-    prune(store_uri, 0)
-    sixth = next_version("sixth")
-    assert last() == [sixth, again, fifth]
-    rollback(store_uri, fifth)
-    assert last() == [fifth, again]
+    assert last() == [again, fifth, overridden], "each once"
+    rollback(store_uri)
+    assert last() == [fifth, fourth, overridden]
 
 
 def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
@@ -130,31 +111,15 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
 
     assert publish(tmp_path / "second", store_uri, quality="accuracy 0.9700", run="today") == second
     assert current(store_uri) == first
-    assert champions.published_by(store_uri, "today") == second
-    assert champions.published_by(store_uri, "tomorrow") is None
-
-
-def test_no_rollback_leads_to_a_version_that_never_was_the_champion(store_uri: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "first"), store_uri)
-    late = judge_again(write_export(tmp_path / "late"), store_uri)
-    second = publish_next(write_export(tmp_path / "second"), store_uri)
-    with pytest.raises(ModelError, match="since; validate it again"):
-        publish(late, store_uri, quality="accuracy 0.5000", run="late")
-    (never,) = (item for item in complete_versions(store_uri) if item.run == "late")
-
-    with pytest.raises(
-        ModelError, match=f"{never.version} never was the champion; .* promote {store_uri} {never.version}"
-    ):
-        rollback(store_uri, never.version)
-    assert rollback(store_uri, first.version).version == first.version
-    assert rollback(store_uri, second.version).previous == first.version
+    assert champions.published_by(tmp_path / "second", store_uri, "today") == second.version
+    assert champions.published_by(tmp_path / "second", store_uri, "tomorrow") == ""
 
 
 def interrupt(
     monkeypatch: pytest.MonkeyPatch, store_uri: str, method: str, action: Callable[[], Any]
 ) -> None:
     """Does something else, once, when a method of the store is called, before it does anything."""
-    backend = type(catalog.open_store(store_uri))
+    backend = type(open_store(store_uri))
     original = getattr(backend, method)
 
     def first(*arguments: Any) -> Any:
@@ -175,51 +140,11 @@ def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
 
     done = publish(exported, store_uri, **NEXT)
 
-    assert (current(store_uri), done.commit.serial) == (done, 2)
-    assert len(complete_versions(store_uri)) == len(catalog.open_store(store_uri).names("versions")) == 2
-    with champions.fetched(store_uri, done) as copy:
+    assert current(store_uri) == done
+    assert len(chain(store_uri)) == 2
+    with open_store(store_uri).fetched(done.path) as copy:
         assert contents(copy) == contents(exported)
     assert publish(exported, store_uri, **NEXT) == done
-
-
-def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
-    store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [publish_next(write_export(tmp_path / name), store_uri).version for name in ("a", "b", "c")]
-    # The process that prunes is killed while the files are there still.
-    interrupt(monkeypatch, store_uri, "remove", lambda: signal.raise_signal(signal.SIGINT))
-    interrupt(monkeypatch, store_uri, "replace", lambda: prune(store_uri, 0))
-    with pytest.raises(KeyboardInterrupt):
-        promote(store_uri, names[0])
-    with pytest.raises(ModelError, match=f"no version {names[0]} in .*; there are {names[1]}, {names[2]}"):
-        promote(store_uri, names[0])
-
-    assert chain(store_uri) == [names[2], names[1]]
-
-
-def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(
-    store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = write_export(tmp_path / "model")
-    names = [publish_next(exported, store_uri, run=f"run-{number}").version for number in range(4)]
-    interrupt(monkeypatch, store_uri, "replace", lambda: promote(store_uri, names[0]))
-
-    assert prune(store_uri, 0) == names[1:3]
-    assert chain(store_uri) == [names[0], names[3]]
-    with champions.fetched(store_uri, complete_versions(store_uri)[0]) as copy:
-        assert contents(copy).keys() == contents(exported).keys()
-
-
-def test_prune_clears_what_was_begun_a_day_ago_and_never_finished(store_uri: str, tmp_path: Path) -> None:
-    exported, store = write_export(tmp_path / "model"), catalog.open_store(store_uri)
-    found = publish_next(exported, store_uri)
-    old, new = (f"{year}0101T000000-0123456789ab-012345" for year in (2026, 2099))
-    for name in (old, new, "mine"):
-        store.put(exported, f"versions/{name}")
-
-    assert complete_versions(store_uri) == [found]
-    assert prune(store_uri, 0) == [old]
-    assert set(store.names("versions")) == {new, "mine", found.version}
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"version": "1", "path": "versions/1", "accuracy": 0.9}'])
@@ -228,15 +153,15 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
 ) -> None:
     exported = write_export(tmp_path / "model")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    first, store = publish_next(exported, store_uri), catalog.open_store(store_uri)
+    first, store = publish_next(exported, store_uri), open_store(store_uri)
     store.replace("champion.json", content or "", store.read("champion.json"))
-    if content is None and isinstance(store, DiskBackend):
+    if content is None and isinstance(store, DiskStore):
         (store.path / "champion.json").unlink()
-    elif isinstance(store, BucketBackend) and content is None:
-        store._objects.remove(store._key("champion.json"))
+    elif isinstance(store, BucketStore) and content is None:
+        store._bucket.remove(store._key("champion.json"))
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
-    for use in (*actions, lambda of: prune(of, 0), champions.check_champion):
+    for use in (*actions, rollback, champions.check_champion):
         with pytest.raises(
             ModelError, match=f"champion promote ANOTHER {store.location('versions')}/VERSION/"
         ):
@@ -267,16 +192,7 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
         for _ in range(2):
             published = publish_next(exported, "gs://bucket/champion")
             assert current("gs://bucket/champion") == published
-    assert published.commit.serial == 2
-
-
-def test_a_version_says_which_service_account_has_published_it() -> None:
-    account = "training@project.iam.gserviceaccount.com"
-    store_uri = BucketBackend("gs://bucket/champion")
-    for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
-        credentials = SimpleNamespace(service_account_email=email)
-        store_uri._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)
-        assert store_uri.author().endswith(expected)
+            assert len(chain("gs://bucket/champion")) == len(versions("gs://bucket/champion"))
 
 
 PUBLISHER = """
@@ -312,13 +228,12 @@ def test_publishers_at_the_same_moment_lose_no_version_and_tear_no_record(
     while any(publisher.poll() is None for publisher in publishers):
         if found := current(store_uri):
             seen.add(found.version)
-    runs = [item.run for item in complete_versions(store_uri) if item.commit.serial]
+    runs = [item.run for item in versions(store_uri) if item.version in chain(store_uri)]
 
     assert [publisher.returncode for publisher in publishers] == [0] * 4
     assert len(seen) > 4, "nothing was read while they published"
     assert sorted(runs) == sorted(f"process-{i}-{left + 1}" for i in range(4) for left in range(number))
     assert len(set(chain(store_uri))) == len(chain(store_uri)) == 4 * number
-    assert current(store_uri).commit.serial == 4 * number
 
 
 def killed_at(step: int, action: Callable[[], Any]) -> bool:
@@ -355,7 +270,6 @@ def prepared(tmp_path: Path) -> tuple[Path, Path]:
 ACTIONS: dict[str, Callable[[str, Path], Any]] = {
     "publish": lambda store_uri, exported: publish(exported, store_uri, **NEXT),
     "rollback": lambda store_uri, _: rollback(store_uri),
-    "prune": lambda store_uri, _: prune(store_uri, 0),
 }
 
 
@@ -379,26 +293,21 @@ def test_a_process_killed_at_any_step_leaves_a_champion_and_the_next_one_finishe
         if found.version == before.version:
             do(store_uri, exported)
         check_whole(store_uri, exported)
-        assert not list(Path(store_uri).glob(".tmp-*")), "what was left is cleared by the next change"
         done = current(store_uri)
         assert done is not None
         if action == "publish":
-            assert (done.run, done.previous) == ("next", before.version)
+            assert (done.run, chain(store_uri)[1]) == ("next", before.version)
             assert publish(exported, store_uri, **NEXT) == done
-            assert len(chain(store_uri)) == len(complete_versions(store_uri)) == 4
-        elif action == "prune":
-            assert chain(store_uri) == [before.version, before.previous]
-            left = set(os.listdir(Path(store_uri) / "versions")) - set(chain(store_uri))
-            assert len(left) <= 1, "of less than a day ago"
+            assert len(chain(store_uri)) == len(versions(store_uri)) == 4
         else:
-            assert done.version == before.previous
+            assert len(chain(store_uri)) == 2
     assert step > 8
-    assert after == ({False} if action == "prune" else {False, True})
+    assert after == {False, True}
 
 
 def check_whole(store_uri: str, exported: Path) -> None:
     """Checks that every version that can be seen has all of its files, and all see the same champion."""
-    for item in complete_versions(store_uri):
+    for item in versions(store_uri):
         files = contents(Path(store_uri) / item.path)
         expected = contents(exported)
         assert files.keys() == expected.keys()
@@ -408,7 +317,7 @@ def check_whole(store_uri: str, exported: Path) -> None:
     found = current(store_uri)
     assert found is not None
     # Whoever reads champion.json alone, as the trainer does, sees the same.
-    assert json.loads((Path(store_uri) / "champion.json").read_text())["version"] == found.version
+    assert json.loads((Path(store_uri) / "champion.json").read_text())["path"] == found.path
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -437,8 +346,8 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
             assert found is not None
             outcomes.add(found != before)
             done = publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
-            assert (current(store_uri), done.previous) == (done, before.version)
-            with champions.fetched(store_uri, done) as copy:
+            assert (current(store_uri), chain(store_uri)[1]) == (done, before.version)
+            with open_store(store_uri).fetched(done.path) as copy:
                 assert contents(copy) == contents(exported)
             if not was_cut:
                 break
@@ -451,32 +360,3 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.Monkey
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         with pytest.raises(PlatformError, match="cannot list gs://elsewhere/champion/: not found"):
             current("gs://elsewhere/champion")
-
-
-def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported, store_uri = write_export(tmp_path / "model"), tmp_path / "model_store"
-    store_uri.mkdir()
-    for name, code in (("fcntl.flock", errno.ENOLCK), ("os.link", errno.EPERM)):
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                name, lambda *_, code=code, **__: (_ for _ in ()).throw(OSError(code, os.strerror(code)))
-            )
-            for use in (
-                lambda: champions.check_champion(str(store_uri)),
-                lambda: publish_next(exported, store_uri),
-            ):
-                with pytest.raises(SettingsError, match=r"without locks or hard links, .* its name, gs://"):
-                    use()
-
-
-def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends, "_LOCK_TIMEOUT_S", 0.1)
-    publish_next(write_export(tmp_path / "model"), tmp_path / "model_store")
-    with (tmp_path / "model_store" / ".lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="has been locked"):
-            publish_next(tmp_path / "model", tmp_path / "model_store")

@@ -9,8 +9,8 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current, publish
+from shardline.components.model_store.store import champion_directory
 from shardline.components.register.component import register
 from shardline.components.register.registration import register_model
 from shardline.components.runs import record
@@ -66,12 +66,13 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
     published = publish(exported, champion, quality="accuracy 0.9700")
 
     version = champion / published.path
-    last = max(synced.index(str(path)) for path in (*version.rglob("*"), version, version.parent))
+    copied = [path for path in version.rglob("*") if path.name != "version.json"]
+    last = max(synced.index(str(path)) for path in (*copied, version, version.parent))
     written = [index for index, path in enumerate(synced) if ".tmp-" in path]
-    # Of champion.json, empty before the first version and then with it: the file, and the directory after it
-    # has its name.
+    # Of champion.json, empty before the first version, the version's record, and champion.json with it: the
+    # file, and the directory after it has its name.
     assert written[0] < last < written[1]
-    assert [synced[index + 1] for index in written] == [str(champion)] * 2
+    assert [synced[index + 1] for index in written] == [str(champion), str(version), str(champion)]
 
 
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from shardline.components.model_store.backends import DiskBackend
-from shardline.components.model_store.champions import complete_versions, current
+from shardline.components.model_store.champions import current, versions
+from shardline.components.model_store.store import DiskStore
 from shardline.components.register.component import register, serving_model
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION
@@ -48,22 +48,22 @@ def test_one_champion_whatever_failed_before(
 ) -> None:
     publication = Publication(tmp_path)
     step = where.removeprefix("after ")
-    method = getattr(DiskBackend, step)
+    method = getattr(DiskStore, step)
 
     def failing(*arguments: Any) -> Any:
-        monkeypatch.setattr(DiskBackend, step, method)
+        monkeypatch.setattr(DiskStore, step, method)
         if where != step:
             method(*arguments)
         raise SystemExit(1)
 
-    monkeypatch.setattr(DiskBackend, step, failing)
+    monkeypatch.setattr(DiskStore, step, failing)
     with pytest.raises(SystemExit):
         publication.do()
     publication.do()
     publication.do()  # its answer was lost on the way to the platform
 
-    assert complete_versions(publication.champion) == [current(publication.champion)]
-    # A copy that is not listed stays until prune finds it a day old: its publisher may be at work.
+    assert versions(publication.champion) == [current(publication.champion)]
+    # A copy without a record stays: its publisher may be at work.
     left = 2 if where == "after put" else 1
     assert len(list((publication.champion / "versions").iterdir())) == left
 
@@ -77,7 +77,7 @@ def test_the_next_run_publishes_its_own(tmp_path: Path) -> None:
 
     found = current(second.champion)
     assert found is not None
-    assert (found.run, len(complete_versions(second.champion))) == ("retrain-2", 2)
+    assert (found.run, len(versions(second.champion))) == ("retrain-2", 2)
 
 
 def test_the_loser_is_not_uploaded(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_the_loser_is_not_uploaded(tmp_path: Path) -> None:
 
     assert ended.value.code == 2
     assert late.uploads == 0
-    assert [item.run for item in complete_versions(fast.champion)] == ["retrain-2"]
+    assert [item.run for item in versions(fast.champion)] == ["retrain-2"]

@@ -71,8 +71,7 @@ def test_the_main_job_ends_with_a_champion(main_job):
         assert f"Z/{name}\n" in main_job.stdout
     assert 'href="model_card.html"' in (main_job.directory / "report.html").read_text()
     assert "/outputs/" not in main_job.stdout.rpartition("pipeline  ")[2]
-    champions = main_job.directory.parent / "champions"
-    (champion,) = json.loads((champions / "digits" / "champion.json").read_text())["versions"]
+    champion = json.loads((Path(facts["champion"]) / "version.json").read_text())
     assert champion["fingerprint"] == facts["dataset"]
     # The terminal tells the story; KFP's own words are in the log alone.
     assert "chief + 1 worker" in main_job.stdout

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from shardline.components import model_store
-from shardline.components.model_store.catalog import Version
-from shardline.components.model_store.champions import current, publish
+from shardline.components.model_store.champions import Version, current, publish
+from shardline.components.model_store.store import VERSION_FILE
 from shardline.trainer.base.files import TEMPORARY
 
 
@@ -59,9 +59,9 @@ def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Returns the files of a published version, but for what a killed process has left."""
+    """Returns the files of a published version, but for its record and what a killed process has left."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and not path.name.startswith(TEMPORARY)
+        if path.is_file() and path.name != VERSION_FILE and not path.name.startswith(TEMPORARY)
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.components.model_store.catalog import Version
+from shardline.components.model_store.champions import Version
 from shardline.components.validate.gate.past import compare_with_past
 from shardline.components.validate.gate.rules import GateRule, parse_rule
 from shardline.components.validate.metrics.classes import ClassOutcomes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardline.components.configure.changes import describe_changes, read_latest
 from shardline.components.model_store import EvaluationSummary, Export, champions, read_part
-from shardline.components.model_store.catalog import Version
+from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import LOG, RunRecord
@@ -30,7 +30,7 @@ from tests.helpers.mutations import damaged
 
 NAME = "20261122T020105-dfbfc13e"
 VERSION = asdict(Version(version=NAME, quality="0.9", fingerprint="sha256:a", created="2026"))
-CATALOG = {"version": NAME, "path": f"versions/{NAME}", "versions": [VERSION]}
+POINTER = asdict(Pointer((NAME,), path=f"versions/{NAME}"))
 STATE = {
     "data": {"known_by": "content", "digest": "1", "text": "1 file"},
     "settings": {"epochs": 1, "champion_uri": ""},
@@ -98,9 +98,16 @@ def write(path: Path, content: Any) -> None:
 
 def read_champion(directory: Path, content: Any) -> Any:
     write(directory / "champion.json", content)
-    found = champions.require_current(directory)
-    versions = champions.complete_versions(directory)
-    return f"{found.quality} {found.created} {found.previous}", list(map(asdict, versions))
+    write(directory / "versions" / NAME / "version.json", VERSION)
+    pointer, found = champions.require_current(directory)
+    return f"{found.quality} {', '.join(pointer.known)} {pointer.at}", pointer.overrides.get(NAME, "")
+
+
+def read_version(directory: Path, content: Any) -> Any:
+    write(directory / "champion.json", POINTER)
+    write(directory / "versions" / NAME / "version.json", content)
+    _, found = champions.require_current(directory)
+    return f"{found.quality} {found.created} {found.run}", list(map(asdict, champions.versions(directory)))
 
 
 def read_export(directory: Path, content: Any) -> Any:
@@ -175,7 +182,8 @@ def tuning_job(directory: Path, content: Any) -> Any:
 
 #: How each record is read, and what is in a true one.
 READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
-    "champion.json": (read_champion, CATALOG),
+    "champion.json": (read_champion, POINTER),
+    "version.json": (read_version, VERSION),
     "export.json": (read_export, {"parameters": 1, "bytes": 2, "versions": {"keras": "3"}}),
     "blessing.json": (publish, {"blessed": True, "reason": "accuracy"}),
     "evaluation.json": (evaluate, EVALUATION),

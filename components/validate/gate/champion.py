@@ -16,8 +16,9 @@ import numpy.typing as npt
 import xxhash
 
 from shardline.components import model_store
-from shardline.components.model_store import KEYS_FILE, Export, TrainingData, catalog, champions
-from shardline.components.model_store.catalog import Version
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
+from shardline.components.model_store.champions import Version
+from shardline.components.model_store.store import champion_directory, open_store, require_store
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
 from shardline.components.validate.export.signatures import CALLS, ServedModel
@@ -77,7 +78,7 @@ def evaluate_champion(
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     groups = next(iter(challenger.outcomes.values())).groups if examples.manifest.group else None
-    catalog.require_store(champion_uri)
+    require_store(champion_uri)
     try:
         last = champions.last_champions(champion_uri)
         if not last:
@@ -86,7 +87,7 @@ def evaluate_champion(
             )
         version = last[0].version
         report("validate", f"measuring the champion {version} on the same examples")
-        with champions.fetched(champion_uri, last[0]) as published:
+        with open_store(champion_uri).fetched(last[0].path) as published:
             profile = read_profile(published, version)
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
@@ -131,7 +132,7 @@ def _predict_former(
     """Returns the predictions of a former champion, or why there are none; nothing else is measured."""
     report("validate", f"measuring the former champion {version.version} on the same examples")
     try:
-        with champions.fetched(champion_uri, version) as published:
+        with open_store(champion_uri).fetched(version.path) as published:
             check_comparable(Export.read(published), version.version, examples.manifest)
             trained_on = find_trained_on(published, examples, groups)
             model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
@@ -309,7 +310,7 @@ def read_published(published: Path, data: TrainingData) -> Keys:
 
 def _keys_of_initial_model(uri: str, key: str) -> Keys | None:
     try:
-        path = catalog.champion_directory(uri)
+        path = champion_directory(uri)
         present = champions.current(path) if path.is_dir() else None
         published = path / present.path if present else path if path.is_dir() else path.parent
         data = Export.read(published).training_data

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.model_store.catalog import Version
+from shardline.components.model_store.champions import Version
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import PastLead
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER

@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from shardline.components.model_store import EVALUATION_FILE, catalog, champions
+from shardline.components.model_store import EVALUATION_FILE, champions
+from shardline.components.model_store.store import require_store
 from shardline.components.validate.gate.gate import LEVEL
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
@@ -52,8 +53,8 @@ class Measured:
 
         Raises SettingsError, ModelError or PlatformError where there is none, or it cannot be read.
         """
-        catalog.require_store(uri)
-        whole = champions.read_record(uri, champions.require_current(uri), EVALUATION_FILE, cls)
+        require_store(uri)
+        whole = champions.read_record(uri, champions.require_current(uri)[1], EVALUATION_FILE, cls)
         return replace(whole.compared or whole, leads=whole.leads)
 
 
