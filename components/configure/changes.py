@@ -39,7 +39,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.export.formats import check_installed
+from shardline.components.validate.export.formats import check_formats
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, plugins
 from shardline.trainer.base.deserialize import load, own_fields, read, restore
@@ -204,7 +204,7 @@ def detect_changes(
     if data.schema:
         settings[_SCHEMA] = schema.read(data.schema).digest
     # Fail before the training, which takes hours.
-    _check_formats(gate.formats, data)
+    _check_export(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
     _check_rules(gate, data)
     refuse_container_path("champion_uri", gate.champion_uri)
@@ -243,13 +243,13 @@ def _digest(content: Fingerprint, state: State) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
+def _check_export(formats: Sequence[str], data: PreprocessSettings) -> None:
     """Refuses export formats that are not installed, and any for a table without images."""
-    check_installed(formats)
+    check_formats(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
         table = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
-        check_installed(formats, table="image" not in table.types)
+        check_formats(formats, table="image" not in table.types)
 
 
 def _check_rules(gate: GateSettings, data: PreprocessSettings) -> None:

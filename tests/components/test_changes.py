@@ -477,7 +477,10 @@ def test_formats_of_a_table_without_images_are_refused_before_anything_is_traine
     else:
         with pytest.raises(SystemExit):
             found()
-        assert "only models of images can be converted to litert, and the data are a table" in events[-1].text
+        assert (
+            "only models of images with one label can be converted to litert, and the data are a table"
+            in events[-1].text
+        )
 
 
 def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(photos, events):

@@ -112,7 +112,7 @@ def test_a_model_that_a_converter_does_not_know_is_refused(name, tmp_path):
             SettingsError,
             r"needs ai_edge_litert, .*pip install 'shardline\[formats\]'",
         ),
-        ("onnx", True, True, ModelError, "only models of images can be converted to onnx"),
+        ("onnx", True, True, ModelError, "only models of images with one label can be converted to onnx"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(name, found, table, error, message, tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from shardline.components.preprocess.images.structure import (
     TRUNCATED,
     Header,
     UnreadableError,
-    check_sides,
     check_structure,
     read_header,
 )
@@ -128,7 +127,6 @@ class Codec:
         is_wanted = has_size and self._encoding in ("keep", header.encoding)
         if not header.standard or header.orientation != 1 or not is_wanted:
             return False
-        check_sides(header.height, header.width, header.encoding)
         if self._check != "header":
             is_sampled = (
                 header.encoding == "jpeg" and not zlib.crc32(name.encode(errors="replace")) % _SAMPLED

@@ -24,7 +24,6 @@ from shardline.components.preprocess.images.structure import (
     TRUNCATED,
     Header,
     UnreadableError,
-    check_sides,
 )
 from shardline.trainer.data.features import REDUCTIONS, Placement, compute_placement
 
@@ -277,21 +276,20 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = QUALITY) -> bytes:
     """Encodes uint8 (height, width, 1 or 3) as "jpeg", "png" or "raw" (the values row by row).
 
     A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
-    Raises UnreadableError if a side is longer than the encoding allows, or the library fails.
+    Raises UnreadableError if the library fails, as for a side that is longer than the encoding allows.
     """
-    check_sides(pixels.shape[0], pixels.shape[1], encoding)
     pixels = np.ascontiguousarray(pixels)
     grey = pixels.shape[2] == 1
     if encoding == "raw":
         return pixels.tobytes()
-    if encoding == "jpeg":
-        space, sampling = ("GRAY", "Gray") if grey else ("RGB", "420" if quality <= 90 else "444")
-        options = {"quality": quality, "colorspace": space, "colorsubsampling": sampling}
-        return bytes(simplejpeg.encode_jpeg(pixels, **options))
+    space, sampling = ("GRAY", "Gray") if grey else ("RGB", "420" if quality <= 90 else "444")
     try:
+        if encoding == "jpeg":
+            options = {"quality": quality, "colorspace": space, "colorsubsampling": sampling}
+            return bytes(simplejpeg.encode_jpeg(pixels, **options))
         done, data = cv2.imencode(".png", pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
-    except cv2.error:
+    except (cv2.error, ValueError):
         done = False
     if not done:
-        raise UnreadableError("cannot be encoded as png")
+        raise UnreadableError(f"cannot be encoded as {encoding}")
     return data.tobytes()

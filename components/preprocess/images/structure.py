@@ -18,8 +18,8 @@ from typing import NamedTuple
 #: Reasons for which an image cannot be used.
 TRUNCATED, DAMAGED = "truncated image", "damaged image"
 
-#: The longest side that the libraries of TensorFlow, and most others, read and write.
-LONGEST_SIDES = {"jpeg": 65_500, "png": 1_000_000}
+# The longest sides that the libraries of TensorFlow read.
+_LONGEST_JPEG, _LONGEST_PNG = 65_500, 1_000_000
 
 JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _EXIF, _ORIENTATION_TAG = b"Exif\0\0", 0x0112
@@ -58,7 +58,7 @@ class Header(NamedTuple):
         channels: 1 for grey (any alpha channel is not counted), 3 for all others.
         orientation: EXIF's 1..8; 1 is upright.
         standard: Whether every decoder reads it; if not, a JPEG of 12 bits, of 2 components, lossless or
-            arithmetically coded.
+            arithmetically coded, or too long a side.
         plain: Whether it is a standard JPEG that is not CMYK, which the fast decoder reads.
         whole: Whether its end is present.
         kinds: What decoders leave out or convert: "alpha", "16 bit", "animation", "cmyk".
@@ -102,13 +102,6 @@ def check_structure(encoded: bytes) -> None:
         raise UnreadableError(TRUNCATED) from None
 
 
-def check_sides(height: int, width: int, encoding: str) -> None:
-    """Raises an UnreadableError if an encoding cannot hold an image of this size."""
-    longest = LONGEST_SIDES.get(encoding)
-    if longest and max(height, width) > longest:
-        raise UnreadableError(f"a side of more than {longest:,} pixels, which no {encoding} has")
-
-
 def _read_orientation(exif: bytes) -> int:
     """Returns the orientation in the first directory of EXIF data, with or without "Exif"; 1 if missing.
 
@@ -146,7 +139,8 @@ def _read_png(data: bytes) -> Header:
         length, name = _PNG_CHUNK.unpack_from(data, position)
     whole = name == b"IDAT" and data.rfind(_PNG_END) > 0
     channels = 1 if colour in (_GREY, _GREY_ALPHA) else 3
-    return Header("png", height, width, channels, orientation or 1, True, False, whole, tuple(kinds))
+    standard = max(height, width) <= _LONGEST_PNG
+    return Header("png", height, width, channels, orientation or 1, standard, False, whole, tuple(kinds))
 
 
 def _check_png(data: bytes) -> None:
@@ -236,6 +230,7 @@ def _read_jpeg(data: bytes) -> Header:
         position += 2 + (data[position + 2] << 8 | data[position + 3])
     precision, height, width, components = _FRAME.unpack_from(data, position + 4)
     standard = marker <= _PROGRESSIVE and precision == 8 and components in (1, 3, 4)
+    standard = standard and max(height, width) <= _LONGEST_JPEG
     plain = standard and components < 4
     # Bytes after the end are harmless, and a preview inside the EXIF data has an end of its own.
     whole = data.rfind(_JPEG_END, position) > 0

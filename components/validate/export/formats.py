@@ -6,8 +6,9 @@ process. TensorFlow is imported only when a model is converted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,10 @@ if TYPE_CHECKING:
 _MB = 1e6
 
 
-@dataclass(frozen=True)
-class Format:
-    """One format: its file, and the modules that convert to it and run it."""
-
-    file: str
-    modules: tuple[str, ...]
-
-
+#: The file of each format, and the modules that convert to it and run it.
 FORMATS = {
-    "onnx": Format(model_store.ONNX_FILE, ("tf2onnx", "onnx", "onnxruntime")),
-    "litert": Format(model_store.LITERT_FILE, ("ai_edge_litert",)),
+    "onnx": (model_store.ONNX_FILE, ("tf2onnx", "onnx", "onnxruntime")),
+    "litert": (model_store.LITERT_FILE, ("ai_edge_litert",)),
 }
 
 
@@ -48,33 +42,24 @@ def check_names(names: Iterable[str]) -> None:
             raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
 
 
-def check_installed(names: Sequence[str], *, table: bool = False) -> None:
-    """Checks formats before any work is done.
+def check_formats(names: Sequence[str], manifest: Manifest | None = None, *, table: bool = False) -> None:
+    """Checks formats before any work is done, with the manifest where it is known.
 
     Raises SettingsError when one is unknown, or its packages are not installed; ModelError when the data are
-    a table.
+    a table, or have several labels.
     """
     check_names(names)
     for name in names:
-        if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
+        if missing := [module for module in FORMATS[name][1] if util.find_spec(module) is None]:
             raise SettingsError(
                 f"the format {name} needs {', '.join(missing)}, which is not installed; "
                 "pip install 'shardline[formats]'"
             )
-    if names and table:
+    is_table = table or (manifest is not None and "image" not in manifest.inputs)
+    if names and (is_table or (manifest and len(manifest.labels) > 1)):
+        data = "are a table" if is_table else "have several labels"
         raise ModelError(
-            f"only models of images can be converted to {', '.join(names)}, and the data are a table; "
-            "use the SavedModel"
-        )
-
-
-def check_formats(names: Sequence[str], manifest: Manifest) -> None:
-    """Checks formats for a dataset: as `check_installed`, and that it has one label (ModelError)."""
-    check_installed(names, table="image" not in manifest.inputs)
-    if names and len(manifest.labels) > 1:
-        raise ModelError(
-            f"only models of one label can be converted to {', '.join(names)}, and the dataset has "
-            f"{', '.join(label.name for label in manifest.labels)}; use the SavedModel"
+            f"only models of images with one label can be converted to {', '.join(names)}, and the data {data}"
         )
 
 
@@ -99,12 +84,14 @@ def convert(name: str, out: Path, answer: Any, parts: Sequence[Any], manifest: M
         def call(self, pixels: Any) -> dict[str, Any]:
             return {output: answer(pixels)[output]}
 
-    file = out / FORMATS[name].file
+    file = out / FORMATS[name][0]
     try:
         served = Served()
         served(tf.zeros((1, *shape), tf.uint8))
         spec = [tf.TensorSpec([None, *shape], tf.uint8, PIXELS)]
-        served.export(file, format=name, input_signature=spec, verbose=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the converters, about numpy
+            served.export(file, format=name, input_signature=spec, verbose=False)
     except Exception as error:  # the converters raise many kinds, with long messages
         raise _refusal(name, str(error) or type(error).__name__) from error
     return {"file": file.name, "bytes": file.stat().st_size, "signature": TENSOR}
@@ -130,7 +117,7 @@ def _measure(
     from shardline.components.validate.export.signatures import CALLS, REQUESTS
     from shardline.trainer.data.decode import parse_batch
 
-    file, manifest = out / FORMATS[name].file, examples.manifest
+    file, manifest = out / FORMATS[name][0], examples.manifest
     report("validate", f"evaluating {file.name} on the same examples")
     (label,) = manifest.labels
 
