@@ -478,7 +478,7 @@ def test_formats_of_a_table_without_images_are_refused_before_anything_is_traine
         with pytest.raises(SystemExit):
             found()
         assert (
-            "only models of images with one label can be converted to litert, and the data are a table"
+            "only models of images with one label can be converted to litert; the data are a table"
             in events[-1].text
         )
 

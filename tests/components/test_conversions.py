@@ -21,7 +21,7 @@ SHAPE = (24, 24, 3)
 
 
 def require(name):
-    for module in formats.FORMATS[name].modules:
+    for module in formats.FORMATS[name][1]:
         pytest.importorskip(module)
 
 

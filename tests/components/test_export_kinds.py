@@ -143,6 +143,6 @@ def test_a_dataset_of_several_labels_is_not_converted(tmp_path, monkeypatch):
     monkeypatch.setattr(formats.util, "find_spec", lambda module: True)
     manifest = write_labelled(tmp_path, "two", images=True, records={"test": 4})
 
-    with pytest.raises(ModelError, match=r"with one label can be converted to onnx, .* have several labels$"):
+    with pytest.raises(ModelError, match=r"with one label can be converted to onnx; .* have several labels$"):
         formats.check_formats(["onnx"], manifest)
     formats.check_formats([], manifest)

@@ -59,7 +59,7 @@ def check_formats(names: Sequence[str], manifest: Manifest | None = None, *, tab
     if names and (is_table or (manifest and len(manifest.labels) > 1)):
         data = "are a table" if is_table else "have several labels"
         raise ModelError(
-            f"only models of images with one label can be converted to {', '.join(names)}, and the data {data}"
+            f"only models of images with one label can be converted to {', '.join(names)}; the data {data}"
         )
 
 
@@ -149,5 +149,6 @@ def _measure(
 
 
 def _refusal(name: str, reason: str) -> ModelError:
-    line = next((line for line in reason.splitlines() if line.strip()), "")
-    return ModelError(f"the model cannot be converted to {name}: {line.strip()}; leave it out")
+    return ModelError(
+        f"the model cannot be converted to {name}: {reason.strip().splitlines()[0]}; leave it out"
+    )
