@@ -6,8 +6,7 @@ import errno
 import functools
 import json
 import os
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,23 +47,15 @@ class Object(NamedTuple):
 class Page:
     """Up to 1,000 objects, and the folders among them if requested, each sorted.
 
-    A page is three values, so that a million objects fit into memory: `names` has a line for each object, as
-    no name contains a line break. `token` is that of the next page, "" on the last one.
+    `token` is that of the next page, "" on the last one.
     """
 
-    names: str
-    sizes: array[int]
-    generations: array[int]
-    folders: tuple[str, ...]
+    objects: Sequence[Object]
+    folders: Sequence[str]
     token: str
 
-    @property
-    def weight(self) -> int:
-        """Approximate size in memory, in bytes."""
-        return len(self.names) + 16 * len(self.sizes)
-
     def __iter__(self) -> Iterator[Object]:
-        return map(Object, self.names.split("\n"), self.sizes, self.generations)
+        return iter(self.objects)
 
 
 def parse_uri(uri: str) -> tuple[Bucket, str]:
@@ -105,32 +96,26 @@ class Bucket:
         pool = PoolManager(maxsize=_CONNECTIONS, retries=False, timeout=_ATTEMPT_S, ca_certs=certifi.where())
         return AuthorizedHttp(self._client._credentials, http=pool)  # type: ignore[no-untyped-call]
 
-    def pages(self, prefix: str, token: str = "", **options: str | int) -> Iterator[Page]:
+    def pages(self, prefix: str, **options: str | int) -> Iterator[Page]:
         """Yields the pages of the names that begin with a prefix, each requested when it is needed.
 
-        `token` is that of the first page. Of the options, `delimiter` "/" lists one folder only,
-        `start_offset` and `end_offset` are the first name and the one after the last, `page_size` says how
-        many there are.
+        Of the options, `delimiter` "/" lists one folder only, and `page_size` says how many there are.
         """
-        while True:
+        token, is_last = "", False
+        while not is_last:
             page = self._call(f"list gs://{self.name}/{prefix}", self._page, prefix, token, **options)
             yield page
-            if not (token := page.token):
-                return
+            token, is_last = page.token, not page.token
 
     def _page(self, prefix: str, token: str, **options: str | int) -> Page:
         listing = self._client.list_blobs(
             self.name, prefix=prefix, page_token=token or None, fields=_FIELDS, retry=None, **options
         )
-        listing.item_to_value = lambda _, item: item  # a Blob takes longer to make than to read
-        items: list[dict[str, Any]] = list(next(listing.pages))
-        return Page(
-            "\n".join([item["name"] for item in items]),
-            array("q", [int(item["size"]) for item in items]),
-            array("q", [int(item["generation"]) for item in items]),
-            tuple(sorted(listing.prefixes)),
-            listing.next_page_token or "",
+        listing.item_to_value = lambda _, item: Object(  # a Blob takes longer to make than to read
+            item["name"], int(item["size"]), int(item["generation"])
         )
+        objects = list(next(listing.pages))
+        return Page(objects, sorted(listing.prefixes), listing.next_page_token or "")
 
     @property
     def account(self) -> str:

@@ -5,7 +5,6 @@ Hidden files are left out, and the order is that of the bytes of the whole names
 
 from __future__ import annotations
 
-import functools
 import glob
 import itertools
 import os
@@ -15,15 +14,10 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import Bucket, Page, parse_uri
-from shardline.components.storage.prefetch import ordered_map
+from shardline.components.storage.bucket import Bucket, parse_uri
 from shardline.components.text import enumerate_names
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SourceError
-
-# Most ranges into which the names of a bucket are divided, ranges listed at the same time, and bytes of pages
-# that wait to be consumed, about.
-_RANGES, _CONCURRENT, _BUFFER_BYTES = 16, 8, 64 << 20
 
 _WILDCARD = re.compile(r"[*?[]")
 
@@ -43,9 +37,12 @@ class File(NamedTuple):
 
 
 def files_below(directory: str) -> Iterator[File]:
-    """Yields all files below a directory that are not hidden."""
+    """Yields all files below a directory that are not hidden; SourceError where there is none."""
     found = open_listing(remote_files.resolve(directory))
-    return _with_stat(found.files()) if isinstance(found, Directory) else found.files()
+    files = _with_stat(found.files()) if isinstance(found, Directory) else found.files()
+    if not (first := next(files, None)):
+        raise _no_file_in(directory)
+    return itertools.chain([first], files)
 
 
 def open_listing(root: str) -> Objects | Directory:
@@ -53,10 +50,7 @@ def open_listing(root: str) -> Objects | Directory:
     if not remote_files.is_remote(root):
         return Directory(root)
     bucket, prefix = parse_uri(root.rstrip("/"))
-    found = Objects(bucket, prefix and f"{prefix}/", root)
-    if not next(found.top(), None):
-        raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
-    return found
+    return Objects(bucket, prefix and f"{prefix}/", root)
 
 
 class NoFileError(SourceError):
@@ -112,63 +106,31 @@ def find_files(pattern: str) -> list[str]:
 
 
 class Objects:
-    """Listing of a folder of a bucket by its API.
+    """Listing of a folder of a bucket.
 
     `prefix` is the prefix of its names, `root` the path by which its files are read.
     """
 
     def __init__(self, bucket: Bucket, prefix: str, root: str) -> None:
         self._bucket, self._prefix, self._root = bucket, prefix, root.rstrip("/")
-        self._folders: Sequence[str] = ()
-
-    @functools.cached_property
-    def _first(self) -> Page:
-        page = next(self._bucket.pages(self._prefix, delimiter="/"))
-        self._folders = page.folders
-        return page
 
     def top(self) -> Iterator[str]:
-        """Yields the names in the folder; those of folders end with a slash."""
-        pages, folders = iter([self._first]), list[str]()
-        if token := self._first.token:
-            pages = itertools.chain(pages, self._bucket.pages(self._prefix, token, delimiter="/"))
-        for page in pages:
-            folders += page.folders
+        """Yields the names in the folder, of which there must be one; those of folders end with a slash."""
+        is_empty = True
+        for page in self._bucket.pages(self._prefix, delimiter="/"):
             for name in itertools.chain((each.name for each in page), page.folders):
-                if _is_visible(inner := name.removeprefix(self._prefix).removesuffix("/")):
-                    yield inner + name[len(self._prefix) + len(inner) :]
-        self._folders = folders
+                if _is_visible(inner := name[len(self._prefix) :]) and inner != "/":
+                    yield inner
+                    is_empty = False
+        if is_empty:
+            raise _no_file_in(self._root)
 
     def files(self) -> Iterator[File]:
-        """Yields all files below the folder; several ranges of names are listed at the same time."""
-        start = len(self._prefix)
-        cuts = list(self._folders[:: -(-len(self._folders) // _RANGES) or 1])[1:]
-        for name, size, generation in itertools.chain.from_iterable(self._pages(cuts)):
-            inner = name[start:]
+        """Yields all files below the folder."""
+        for name, size, generation in itertools.chain.from_iterable(self._bucket.pages(self._prefix)):
+            inner = name[len(self._prefix) :]
             if _is_visible(inner) and inner[-1] != "/":
                 yield File(inner, f"{self._root}/{inner}", size, str(generation), True)
-
-    def _pages(self, cuts: Sequence[str]) -> Iterator[Page]:
-        if not cuts:
-            yield from self._bucket.pages(self._prefix)
-            return
-
-        def pages(ends: tuple[str, str]) -> list[Page]:
-            options = {
-                name: end for name, end in zip(("start_offset", "end_offset"), ends, strict=True) if end
-            }
-            return list(self._bucket.pages(self._prefix, **options))
-
-        def weight(found: list[Page]) -> int:
-            return sum(page.weight for page in found)
-
-        ranges = itertools.pairwise(["", *cuts, ""])
-        for found in ordered_map(
-            pages, ranges, size=weight, in_flight=_CONCURRENT, buffer_bytes=_BUFFER_BYTES
-        ):
-            if isinstance(found, Exception):
-                raise found
-            yield from found
 
 
 class Directory:
@@ -208,6 +170,10 @@ def _with_stat(found: Iterable[File]) -> Iterator[File]:
             yield File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
     except OSError as error:
         raise SourceError(f"cannot read {error.filename!r}: {remote_files.reason(error)}") from None
+
+
+def _no_file_in(directory: str) -> SourceError:
+    return SourceError(f"cannot read the directory {directory!r}: there is no file in it")
 
 
 def _is_visible(name: str) -> bool:

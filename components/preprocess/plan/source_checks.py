@@ -30,7 +30,7 @@ from shardline.trainer.data.features import (
 )
 from shardline.trainer.data.manifest import SPLITS
 
-SPLIT_NAMES = frozenset({None, *SPLITS})
+_SPLIT_NAMES = frozenset({None, *SPLITS})
 
 
 def check_example(found: Any, classes: int | None) -> Example:
@@ -46,7 +46,7 @@ def check_example(found: Any, classes: int | None) -> Example:
     name, label, split = example.key, example.label, example.split
     if type(name) is not str or not name:
         raise SourceError(f"key {name!r} of an example is not a text of at least one character")
-    if split not in SPLIT_NAMES:
+    if split not in _SPLIT_NAMES:
         raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
     if classes is None:
         return example

@@ -23,7 +23,6 @@ from shardline.components.preprocess.plan.digests import SplitCodes, digests
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator
 from shardline.components.preprocess.plan.records import HEAD, Records
 from shardline.components.preprocess.plan.source_checks import (
-    SPLIT_NAMES,
     Targets,
     check_example,
     check_features,
@@ -172,18 +171,18 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
 class _SurveyColumns(NamedTuple):
     """Facts about some examples, as columns.
 
-    Positions of images are as in `ImagePosition`; for spans of one file, one location and checksum for all.
-    Paths, `extras` (other features), `identities` (what is hashed, if not the key) and `groups` may be empty.
+    Positions of images are as in `ImagePosition`. `extras` are other features, `identities` what is hashed if
+    that is not the key; the latter and `groups` may be empty.
     """
 
     keys: Sequence[bytes]
     labels: Sequence[int]
     splits: Sequence[str | None]
-    locations: Sequence[int] | int
+    locations: Sequence[int]
     offsets: Sequence[int]
     lengths: Sequence[int]
     paths: Sequence[bytes]
-    checksums: Sequence[int] | int
+    checksums: Sequence[int]
     extras: Sequence[bytes]
     identities: Sequence[bytes]
     groups: Sequence[bytes]
@@ -192,8 +191,8 @@ class _SurveyColumns(NamedTuple):
 class _RecordBuilder:
     """Builds records of the examples of a source, and counts them.
 
-    Plain examples (spans or paths of images, no other features) are checked by the hundred, others as soon as
-    the source yields them: their images take memory, which the source may also reuse.
+    Images in memory are copied as soon as the source yields them, since it may reuse that memory; others are
+    read by the hundred.
 
     Attributes:
         bad: Number of examples that cannot be used.
@@ -242,11 +241,6 @@ class _RecordBuilder:
         found: list[tuple[Any, ...]] = []
         together, held = 1, 0
         while batch := list(islice(examples, together)):
-            plain = None if self._features or self._by_content or self._targets else self._plain(batch)
-            if plain:
-                together = _TICK
-                yield plain
-                continue
             kinds = {type(getattr(example, "image", None)) for example in batch}
             together = 1 if self._by_content or not kinds <= _FILE_IMAGES else _TICK
             for example in batch:
@@ -261,33 +255,6 @@ class _RecordBuilder:
                 found, held = [], 0
         if found:
             yield self._transposed(found)
-
-    def _plain(self, batch: Sequence[Example | BadExample]) -> _SurveyColumns | None:
-        """Returns the columns of plain examples, or None if one is not plain, or may be unusable."""
-        if set(map(type, batch)) != {Example}:
-            return None
-        names, labels, images, splits, values = zip(*batch, strict=True)
-        kinds = set(map(type, images))
-        if any(values) or not kinds <= _FILE_IMAGES or set(map(type, names)) != {str} or not all(names):
-            return None
-        if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < (self._classes or 0):
-            return None
-        if not SPLIT_NAMES.issuperset(splits):
-            return None
-        self.existing.update(splits)
-        try:
-            keys = list(map(str.encode, names))
-        except UnicodeEncodeError:  # undecodable bytes of a file name
-            return None
-        if self._check:
-            self._check.add(names, labels)
-        if kinds == {Span}:
-            files, offsets, lengths = zip(*images, strict=True)
-            if len(set(files)) == 1 and min(lengths) >= 0:
-                location = self._images.locate(images[0], names[0])[0]
-                return _SurveyColumns(keys, labels, splits, location, offsets, lengths, (), 0, (), (), ())
-        position: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
-        return _SurveyColumns(*(keys, labels, splits, *position, (), (), ()))
 
     def _row(self, example: Any) -> tuple[Any, ...]:
         name, target, image, split, values = check_example(example, self._classes)

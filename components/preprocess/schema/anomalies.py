@@ -81,9 +81,7 @@ class SchemaCheck:
             if name in schema.fields
         }
 
-    def add(
-        self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def add(self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]]) -> None:
         """Checks some examples."""
         self._count += len(keys)
         for name, (take, check) in self._columns.items():
