@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -277,7 +278,8 @@ def _train(
     training = Training(
         run, model, hooks, beginning, engine, counters=counters, preemption=sigterm, verbose=verbose
     )
-    training.run()
+    with contextlib.closing(training.checkpoints):
+        training.run()
     return history
 
 

@@ -143,7 +143,10 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record)
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
-    with alive if settings.evaluator and chief else contextlib.nullcontext():
+    with (
+        alive if settings.evaluator and chief else contextlib.nullcontext(),
+        contextlib.closing(training.checkpoints),
+    ):
         training.run()
         _finish(run, model, training)
     return training.logs
@@ -204,15 +207,13 @@ def _assemble(
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     """Saves the model and, on the chief, its metrics. A collective; only the chief's copy is kept."""
-    position, logs, checkpoints = training.position, training.logs, training.checkpoints
-    checkpoints.check_writer()
+    position, logs = training.position, training.logs
     run.watchdog.at("saving the model")
     saving.save_model(model, run.dirs.model, scratch=run.scratch)
     run.watchdog.rest()  # the chief waits for the evaluator, the others for the chief
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last_evaluation(run, position)
-        checkpoints.check_writer()
         metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
         if not_finite := [name for name, value in metrics.items() if value is None]:
             progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")

@@ -135,7 +135,7 @@ def test_a_run_is_continued_from_a_copy_of_the_checkpoints_of_another(dataset, t
     jobs = tmp_path / "outputs" / "jobs"
     checkpoints = jobs / "retrain-0" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    for name in ("ckpt-7.index", "ckpt-7.data-00000-of-00001", "run.json", "writer.json"):
+    for name in ("ckpt-7.index", "ckpt-7.data-00000-of-00001", "run.json"):
         (checkpoints / name).write_text(name)
 
     run(dataset, tmp_path, continue_run="retrain-0")

@@ -248,25 +248,6 @@ def notes(directory):
     return keras.callbacks.LambdaCallback(on_train_batch_end=note)
 
 
-def usurped(directory):
-    """A callback in which, at the end of training, another process takes over the directory."""
-    return keras.callbacks.LambdaCallback(on_train_end=lambda logs: take_over(directory))
-
-
-def usurped_in_the_last_epoch(directory):
-    """A callback in which another process takes over after the first epoch."""
-
-    def begin(epoch, logs=None):
-        if epoch == 1:
-            take_over(directory)
-
-    return keras.callbacks.LambdaCallback(on_epoch_begin=begin)
-
-
-def take_over(directory):
-    (directory / "checkpoints" / "writer.json").write_text('{"token": "another", "host": "b", "process": 7}')
-
-
 def no_model(dataset):
     return "a model"
 

@@ -1,17 +1,14 @@
 """Checkpoint files: written during training, whole or not at all, and read only when undamaged."""
 
 import os
-import shutil
 import signal
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError
-from shardline.trainer.checkpoint import store
 from shardline.trainer.checkpoint.state import Position, Snapshot
 from tests.helpers import programs
 from tests.helpers.replicas import ROOT
@@ -64,7 +61,7 @@ def test_checkpoints_are_read_back_and_the_oldest_are_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(
         [
             "run.json",
-            "writer.json",
+            "lock",
             *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index")),
         ]
     )
@@ -87,91 +84,6 @@ def test_the_same_step_can_be_saved_again(tmp_path):
 
     assert written.steps() == [5]
     same(written.restore(), later)
-
-
-def test_a_process_that_was_thought_dead_writes_no_more(tmp_path):
-    old = save(tmp_path, 1, 2)
-    new = save(tmp_path, 2, 3)
-    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    old.save(snapshot(4))
-    with pytest.raises(
-        RunError, match=rf"process {os.getpid()} on \S+ has taken over .*: this one was thought dead"
-    ):
-        old.wait()
-    with pytest.raises(RunError, match="has taken over"):
-        old.check_writer()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
-    new.save(snapshot(4))
-    new.wait()
-    new.check_writer()
-
-
-def test_a_process_that_takes_over_and_the_previous_writer_do_not_mix_files(tmp_path, monkeypatch):
-    """The new one removes what is being written; which is not a full disk, and its own files stay."""
-    old = save(tmp_path, 1)
-    sync, taken = store.files.sync, []
-
-    def take_over(path):
-        monkeypatch.setattr(store.files, "sync", sync)
-        sync(path)
-        taken.append(save(tmp_path, 1))
-        (tmp_path / ".tmp-new-ckpt-2.index").touch()
-
-    monkeypatch.setattr(store.files, "sync", take_over)
-    old.save(snapshot(2))
-    with pytest.raises(RunError, match="has taken over"):
-        old.wait()
-    assert taken[0].steps() == [1]
-    assert (tmp_path / ".tmp-new-ckpt-2.index").exists()
-
-
-def replaced_by_a_directory(path):
-    path.unlink()
-    path.mkdir()
-
-
-def cut_short(path):
-    path.write_text('{"token')
-
-
-@pytest.mark.parametrize("damage", [replaced_by_a_directory, cut_short])
-def test_reading_the_writer_file_is_retried(tmp_path, monkeypatch, damage):
-    written = save(tmp_path, 1)
-    path = tmp_path / "writer.json"
-    shutil.copy(path, tmp_path / "kept.json")
-    damage(path)
-    pauses = []
-
-    def repair(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-            (tmp_path / "kept.json").rename(path)
-
-    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=repair))
-    written.check_writer()
-    assert len(pauses) == 2
-
-
-def test_a_writer_file_that_is_nested_too_deeply_is_not_read(tmp_path, monkeypatch):
-    written = save(tmp_path, 1)
-    (tmp_path / "writer.json").write_text("[" * 100_000)
-    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda seconds: None))
-    with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: maximum recursion depth"):
-        written.check_writer()
-
-
-def test_a_writer_file_that_stays_unreadable_is_not_taken_for_a_takeover(tmp_path, monkeypatch):
-    written = save(tmp_path, 1)
-    replaced_by_a_directory(tmp_path / "writer.json")
-    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda seconds: None))
-
-    with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: Is a directory; start the run"):
-        written.check_writer()
-    (tmp_path / "writer.json").rmdir()
-    with pytest.raises(RunError, match="another process has taken over"):
-        written.check_writer()
 
 
 def truncate(prefix):
@@ -234,7 +146,7 @@ def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, messages):
     same(checkpoints(tmp_path, write=False).restore(), snapshot(1))
     assert (tmp_path / f"ckpt-2{DATA}").exists()  # a reader removes nothing
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json", "writer.json"]
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "lock", "run.json"]
     assert messages == []
 
 
@@ -275,7 +187,7 @@ written.wait()
 
     assert len(os.listdir(tmp_path)) > 3  # something was under way
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json", "writer.json"]
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "lock", "run.json"]
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(tmp_path):
@@ -299,7 +211,7 @@ print(sorted(os.listdir(directory)), written.restore().position.steps)
         f"cannot write checkpoint {tmp_path}/ckpt-2: File too large; make room there and start the run "
         "again: it continues from the previous checkpoint"
     )
-    assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json', 'writer.json']} 1"
+    assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'lock', 'run.json']} 1"
 
 
 def test_a_directory_that_vanishes_is_an_error(tmp_path):
@@ -328,3 +240,12 @@ def test_on_new_data_a_run_goes_back_to_the_start_of_its_epoch(tmp_path):
     # Killed before it saved anything, it does so again: the checkpoint knows its data.
     assert checkpoints(tmp_path, dataset="d2").restore().position.examples == 0
     assert save(tmp_path, 8, dataset="d2").restore().position.examples == 10
+
+
+def test_of_two_processes_that_write_the_second_is_refused(tmp_path):
+    written = save(tmp_path, 1)
+    done = in_a_child("save(directory, 2)", tmp_path)
+    assert f"another process trains in {tmp_path}; wait for it, or choose another one" in done.stderr
+    written.close()
+    assert in_a_child("save(directory, 2)", tmp_path).returncode == 0
+    assert written.steps() == [1, 2]

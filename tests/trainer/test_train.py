@@ -12,7 +12,6 @@ from shardline.trainer.base.errors import (
     DivergedError,
     ModelError,
     RestartError,
-    RunError,
     SettingsError,
 )
 from shardline.trainer.base.settings import TrainSettings
@@ -139,21 +138,6 @@ def test_callbacks_of_the_user_see_every_step(dataset, tmp_path):
     run(dataset, tmp_path, epochs=1, steps_per_execution=1, callbacks=("tests.helpers.models:notes",))
 
     assert (tmp_path / "notes.txt").read_text() == "012345"
-
-
-def test_a_chief_that_was_thought_dead_saves_no_model(dataset, tmp_path):
-    with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
-        run(dataset, tmp_path, epochs=1, callbacks=("tests.helpers.models:usurped",))
-
-    assert not (tmp_path / "model.keras").exists()
-    assert not (tmp_path / "metrics.json").exists()
-
-
-def test_a_chief_that_was_thought_dead_does_not_report_the_epoch(dataset, tmp_path):
-    with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
-        run(dataset, tmp_path, callbacks=("tests.helpers.models:usurped_in_the_last_epoch",))
-
-    assert [row["epoch"] for row in read_history(tmp_path)] == ["1"]
 
 
 def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):

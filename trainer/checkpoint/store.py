@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import socket
-import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,12 +22,10 @@ from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
 
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
-#: File that names the process that writes into the directory.
-WRITER_FILE = "writer.json"
+#: File that the process that writes into the directory has locked.
+LOCK_FILE = "lock"
 # Exceptions for a damaged checkpoint: TensorFlow's reader maps its status codes to all of these.
 _DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
-# Attempts to read the writer's file, and seconds between two: a mounted bucket may fail for a moment.
-_ATTEMPTS, _PAUSE_S = 5, 1.0
 # Name of the tensor with the JSON part of a snapshot.
 _HOST = "host"
 
@@ -40,8 +35,8 @@ class Checkpoints:
 
     The index is renamed last, so a checkpoint with an index is complete. The chief writes in a thread while
     training continues; every process may read. The newest `keep` are kept. The directory is claimed for the
-    run, another run's is refused, and files left by a killed writer are removed. When another process claims
-    it later, because this one was thought dead, only that one writes.
+    run, another run's is refused, and files left by a killed writer are removed. Of two processes that would
+    write into one directory of a machine, the second is refused until the first calls `close` or ends.
     """
 
     @classmethod
@@ -63,16 +58,15 @@ class Checkpoints:
     ):
         self._directory, self._identity, self._keep = directory or Path(), identity, keep
         self._exists, self._write = directory is not None, write and directory is not None
-        self._token = secrets.token_hex(8)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         if directory is not None:
             identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
         if self._write:
-            # Claims the directory by a file: a mounted bucket has neither locks nor links.
-            self._directory.mkdir(parents=True, exist_ok=True)
-            writer = {"token": self._token, "host": socket.gethostname(), "process": os.getpid()}
-            files.write_json(self._directory / WRITER_FILE, writer)
+            lock = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._unlock = weakref.finalize(self, os.close, lock)
+            if not files.lock(lock):
+                raise RunError(f"another process trains in {directory}; wait for it, or choose another one")
             self._remove_temporary()
             for data in self._directory.glob(f"ckpt-*{_DATA}"):
                 if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
@@ -95,34 +89,10 @@ class Checkpoints:
         if pending:
             pending.result()
 
-    def check_writer(self) -> None:
-        """Raises RunError when another process has claimed the directory; for the process that writes."""
-        if not self._write:
-            return
-        path, writer, failure = self._directory / WRITER_FILE, dict[str, Any](), Exception()
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                time.sleep(_PAUSE_S)
-            try:
-                writer = dict(json.loads(path.read_text(encoding="utf-8")))
-                break
-            except FileNotFoundError:
-                break
-            except (OSError, ValueError, TypeError, RecursionError) as error:
-                failure = error
-        else:
-            reason = (isinstance(failure, OSError) and failure.strerror) or failure
-            raise RunError(
-                f"cannot read {path}: {reason}; start the run again when the directory can be read: it "
-                "continues from the last checkpoint"
-            ) from failure
-        if writer.get("token") == self._token:
-            return
-        by = f"process {writer.get('process')} on {writer.get('host')}" if writer else "another process"
-        raise RunError(
-            f"{by} has taken over {self._directory} since this process claimed it: this one was thought "
-            "dead, or is a second chief; end one of the two, or give it its own directories"
-        )
+    def close(self) -> None:
+        """Lets another process write."""
+        if self._write:
+            self._unlock()
 
     def steps(self) -> list[int]:
         """Returns the steps that have checkpoints, in order."""
@@ -163,7 +133,7 @@ class Checkpoints:
 
     def _write_files(self, snapshot: Snapshot) -> None:
         path = self._path(snapshot.position.steps)
-        temporary = path.with_name(f"{files.TEMPORARY}{self._token}-{path.name}")
+        temporary = path.with_name(f"{files.TEMPORARY}{path.name}")
         position, dataset = asdict(snapshot.position), self._identity.dataset
         host = {"position": position, "dataset": dataset, "host": snapshot.host}
         tensors = {**snapshot.arrays, _HOST: json.dumps(host)}
@@ -179,28 +149,24 @@ class Checkpoints:
             for suffix in (_DATA, _INDEX):
                 files.sync(Path(f"{temporary}{suffix}"))
             for suffix in (_DATA, _INDEX):
-                self.check_writer()
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
             files.sync(self._directory)
-            self.check_writer()
             # Removes older checkpoints, and later ones, which are damaged or from an abandoned branch.
             kept = [steps for steps in self.steps() if steps <= snapshot.position.steps][-self._keep :]
             for steps in set(self.steps()) - set(kept):
                 for suffix in (_INDEX, _DATA):
                     Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
         except (tf.errors.OpError, OSError) as error:
-            if self._directory.is_dir():
-                self.check_writer()  # a process that takes over removes unfinished files
             size = sum(array.nbytes for array in snapshot.arrays.values())
             raise RunError(
                 f"cannot write checkpoint {path}: {files.with_space(_reason(error), path, size)}; make room "
                 "there and start the run again: it continues from the previous checkpoint"
             ) from error
         finally:
-            self._remove_temporary(self._token)
+            self._remove_temporary()
 
-    def _remove_temporary(self, token: str = "") -> None:
-        for path in self._directory.glob(f"{files.TEMPORARY}{token}*"):
+    def _remove_temporary(self) -> None:
+        for path in self._directory.glob(f"{files.TEMPORARY}*"):
             path.unlink(missing_ok=True)
 
 

@@ -254,7 +254,6 @@ class Training:
         """Validates an epoch, also one that a limit has cut short, and calls `on_epoch_end`."""
         if self._run.validates(epoch):
             self.logs |= self._validate()
-        self.checkpoints.check_writer()
         self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
         agreed = self._agree(StepsResult(), 0)
