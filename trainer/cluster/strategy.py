@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
 import os
 import re
 from collections import Counter
@@ -12,7 +10,8 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
 from shardline.trainer.keras_compat.replica_losses import patch_keras_methods
@@ -22,8 +21,6 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
     set_heartbeat_timeout,
 )
 
-# Library of the NVIDIA driver, and the directory where the platform mounts it.
-_DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
 # CUDA library that only the gpu variant of the image has.
 _CUDA = "nvidia-cudnn-cu12"
 
@@ -170,27 +167,15 @@ def check_devices(environ: Mapping[str, str]) -> None:
     seen = len(tf.config.list_physical_devices("GPU"))
     if seen >= int(count):
         return
-    error: type[ShardlineError] = RunError
-    reason = (
-        "another machine may have them all, or a driver for this CUDA; see CUDA_VISIBLE_DEVICES and "
-        "NVIDIA_VISIBLE_DEVICES, or ask for as many as the machine has"
+    found = (
+        f"this machine should have {count} {kind}, but TensorFlow sees {_gpus(seen) if seen else 'no GPU'}"
     )
-    try:
-        if not seen:
-            importlib.metadata.version(_CUDA)
-            ctypes.CDLL(_DRIVER)
-    except importlib.metadata.PackageNotFoundError:
-        error = SettingsError
-        reason = f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
-    except OSError:
-        path = os.environ.get("LD_LIBRARY_PATH", "")
-        error = RunError if _MOUNTED in path.split(os.pathsep) else SettingsError
-        reason = (
-            f"the driver's {_DRIVER} is not in LD_LIBRARY_PATH, {path!r}, which must hold {_MOUNTED} on the "
-            "platform; where it does, another machine may have a driver"
-        )
-    visible = _gpus(seen) if seen else "no GPU"
-    raise error(f"this machine should have {count} {kind}, but TensorFlow sees {visible}: {reason}")
+    if not seen and installed_version(_CUDA) is None:
+        raise SettingsError(f"{found}: the image has no CUDA ({_CUDA}); build and name the gpu variant")
+    raise RunError(
+        f"{found}: another machine may have them all, or a driver for this CUDA; see CUDA_VISIBLE_DEVICES, "
+        "NVIDIA_VISIBLE_DEVICES and LD_LIBRARY_PATH, or ask for as many as the machine has"
+    )
 
 
 def _gpus(count: int) -> str:

@@ -1,7 +1,6 @@
 """Keras internals: uses of Keras' undocumented interface for optimizers, metrics and random numbers.
 
 Compiling and building are in keras_compilation.py, losses in replica_losses.py.
-tests/trainer/test_internals.py fails when a workaround is no longer needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """TensorFlow internals: uses of TensorFlow's undocumented interface, each with its reason.
 
 Importing this module does not load TensorFlow: a process imports it first and calls `import_tensorflow`.
-tests/trainer/test_internals.py fails when a workaround is no longer needed.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ _LABEL_LENGTHS = (14, 20, 28, 36)
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
 
-def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, description: str) -> str:
+def draw_reliability(points: Sequence[tuple[float, float]], description: str) -> str:
     """Draws how often predictions of some probability are right, with the diagonal where both are equal."""
-    with _axes((4.2, 4.7), x, y, shares=True) as axes:
+    with _axes((4.2, 4.7), "confidence", "right", shares=True) as axes:
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
         axes.plot(*zip(*points, strict=True), "-o", color=FIRST, markersize=4, label="measured")
         return _to_svg(axes, description, legend={"ncols": 2})

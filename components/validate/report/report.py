@@ -174,7 +174,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         )
         points = [(each.confidence, each.accuracy) for each in bins]
         description = f"Reliability: {', '.join(described)}."
-        drawn["Calibration"] = plots.draw_reliability(points, "confidence", "right", description)
+        drawn["Calibration"] = plots.draw_reliability(points, description)
     if roc := evaluation.roc:
         drawn["ROC"] = plots.draw_curves(roc, "ROC", "false positive rate", "true positive rate")
     if recall := evaluation.precision_recall:
