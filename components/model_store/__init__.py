@@ -98,8 +98,7 @@ class Export:
             deviations.
         formats: Records of the converted formats, by name.
         golden: Requests with their predictions, which verify that a deployment serves this model.
-        training_data: Data that the model was trained on; None in exports of earlier releases, and where it
-            was validated on another dataset.
+        training_data: Data that the model was trained on; None where it was validated on another dataset.
     """
 
     fingerprint: str = ""
@@ -175,24 +174,17 @@ class Verdict:
         headline: The verdict in short: "4.8 points worse than the champion: not registered".
         champion: Version of the champion that the model was compared with; "" where there was none yet, None
             where no champion_uri was set.
-        blocked_by: Rules that block the model: the name of a default rule, else the rule as it was written.
-        undecided: Whether too few examples left a rule open; such a model is blessed or blocked by policy.
-        remedy: What may help the model: more test "examples", a longer "training", or to "override" the rules
-            about champions, which alone block it; "" for nothing known.
     """
 
     blessed: bool
     reason: str
     headline: str = ""
     champion: str | None = None
-    blocked_by: tuple[str, ...] = ()
-    undecided: bool = False
-    remedy: str = ""
 
     @property
     def summary(self) -> str:
-        """The headline without its ending; the reason in verdicts of earlier releases, which had none."""
-        return self.headline.removesuffix(BLESSED).removesuffix(NOT_BLESSED) or self.reason
+        """The headline without its ending."""
+        return self.headline.removesuffix(BLESSED).removesuffix(NOT_BLESSED)
 
 
 def clear(out: Path) -> None:

@@ -12,14 +12,12 @@ import re
 import shlex
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shardline.components.model_store import BLESSING_FILE, Verdict, read_part
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import (
     LATEST,
@@ -38,7 +36,7 @@ from shardline.components.text import Rows, duration, table, timestamp
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, ModelError, PipelineError, RunError, ShardlineError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError, ShardlineError
 from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.progress import Scalar
 
@@ -137,11 +135,10 @@ class RunDirectory:
         """
         facts = {name: self.short_path(text) for name, text in texts.items()}
         words, runs, command = facts.pop("blessed", ""), self.directory.parent, ""
-        remedy = _read_remedy(texts.get("exported model", ""))
         published = "published as the champion" if "champion" in facts else "good enough, but not published"
         verdict = f"{published if blessed else 'not published'}: {words}" if words else ""
-        if state == SUCCEEDED and "state" not in facts:
-            command = self._next_command(facts, remedy)
+        if state == SUCCEEDED and "champion" in facts and "state" not in facts:
+            command = shlex.join(["shardline", "check", self.record.yaml])
         elif state != SUCCEEDED and can_continue and self.record.pipeline == RETRAIN:
             elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
             facts["to continue"] = f"shardline run --resume {self.directory.name}{elsewhere}"
@@ -151,9 +148,7 @@ class RunDirectory:
         rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
-            "next": f"open {page}{'; add test examples, to be sure' * (remedy == 'examples')}"
-            if page
-            else "",
+            "next": f"open {page}" if page else "",
             "": command,
             "model store" if version else "champion": store,
             "version": version,
@@ -165,34 +160,6 @@ class RunDirectory:
         # run.json has the whole checksums.
         shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in facts.items()]
         return sorted(shown, key=lambda row: _ORDER.index(row[0] if row[0] in _ORDER else "*"))
-
-    def _next_command(self, facts: Mapping[str, str], remedy: str) -> str:
-        """Returns the command that comes after a verdict with this `remedy`; "" for none."""
-        program, parameters = sys.argv[0], self.record.parameters
-        program = "shardline" if shutil.which("shardline") == program else program
-        if "champion" in facts:
-            makefile = Path("Makefile")
-            is_readable = makefile.is_file() and os.access(makefile, os.R_OK)
-            has_target = is_readable and "\nsubmit:" in makefile.read_text(errors="replace")
-            return "make submit" if has_target else shlex.join([program, "check", self.record.yaml])
-        if remedy == "override":
-            exported = self.short_path(str(Path(facts["exported model"]).resolve().parent))
-            command = [program, "champion", "promote", str(parameters.get("champion_uri")), f"{exported}/"]
-            return shlex.join([*command, "--override", "REASON"])
-        is_repeatable = sys.argv[1:2] == ["run"] and "--resume" not in sys.argv
-        if remedy == "training" and is_repeatable and parameters.get("epochs"):
-            again, epochs = shlex.join([program, *sys.argv[1:]]), f"epochs={2 * parameters['epochs']}"
-            longer = re.sub(r"\bepochs=\d+", epochs, again)
-            return longer if longer != again else f"{again} --param {epochs}"
-        return ""
-
-
-def _read_remedy(saved_model: str) -> str:
-    """Returns what may help a model, from the verdict on its export; "" where there is none."""
-    try:
-        return read_part(Path(saved_model).parent, BLESSING_FILE, Verdict).remedy if saved_model else ""
-    except ModelError:
-        return ""
 
 
 def _link_latest(directory: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +10,7 @@ from itertools import product
 from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.comparisons import Comparison, compare, find_reference
-from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, SLIDE, Gate
+from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, Gate
 from shardline.components.validate.gate.judged_rule import MAX_NAMES, JudgedRule, Judgement, describe
 from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule, evaluate_expression
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation
@@ -25,12 +24,6 @@ _COSTS = {
     "size_mb": ("The size on disk", 2.0),
     "log_loss": ("The log loss, the price of being sure and wrong,", 2.0),
 }
-
-# Default rules that a model may pass after a longer training.
-_WEAK = (CHAMPION, SLIDE, "baseline", "classes")
-
-#: Beginning of the verdict on a model that only the comparison with the champion blocks.
-NOT_BETTER = "good enough, but not better than the champion"
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,6 @@ class Blessing(Verdict):
         blocking = (rule for rule in self.rules if rule.blocks)
         first, *others = sorted(blocking, key=lambda rule: rule.name != CHAMPION)
         also = f"; also {', '.join(rule.name or rule.rule for rule in others)}" if others else ""
-        if self.remedy == "override" and first.name == CHAMPION:
-            return f"{NOT_BETTER}: {first}{also}"
         about = self.summary.partition(" (and ")[0]
         why = first if first.name == CHAMPION or about in str(first) else f"{about}: {first}"
         return f"blocked{f' by the rule {first.name}' if first.name else ''}: {why}{also}"
@@ -86,7 +77,6 @@ def judge(
     stopping += ["undecided"] * (gate.undecided == "block")
     rules = tuple(replace(rule, blocks=rule.verdict in stopping) for rule in judged)
     blocking = [rule for rule in rules if rule.blocks]
-    undecided = any(rule.verdict == "undecided" for rule in rules)
     shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
     return Blessing(
         blessed=not blocking,
@@ -95,21 +85,7 @@ def judge(
         warnings=(*warnings, *_warnings(evaluation, rules, absence)),
         headline=describe(blocking, rules, evaluation, first=absence is not None and absence.first),
         champion=champion,
-        blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
-        undecided=undecided,
-        remedy=_remedy(blocking) if blocking else "examples" * undecided,
     )
-
-
-def _remedy(blocking: Sequence[JudgedRule]) -> str:
-    """Returns what may help a model that these rules block, as `Verdict.remedy`."""
-    if all(rule.verdict == "undecided" or rule.is_by_chance for rule in blocking):
-        return "examples"
-    known = [rule for rule in blocking if rule.left is not None and rule.right is not None]
-    if all(rule in known and rule.name in (CHAMPION, SLIDE) for rule in blocking):
-        return "override"
-    weak = any(rule.name in _WEAK or re.search("accuracy|f1|recall|rmse|mae", rule.metric) for rule in known)
-    return "training" * weak
 
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
