@@ -1,35 +1,45 @@
-"""Listing and fingerprint of a bucket of many files: `python -m benchmarks.listing [--names N]`.
+"""A bucket of many files, listed, fingerprinted and preprocessed: `python -m benchmarks.listing [--names N]`.
 
-The bucket's API is a fake on this machine, in a process of its own; each request takes --latency seconds. A
-mount would be asked for each name. Requests, seconds and peak memory are those of the process that lists.
+The bucket's API is a fake on this machine, in a process of its own; each request takes --latency seconds. Up
+to 10,000 of the photos are preprocessed, by one process. Requests, seconds and peak memory are those of the
+process that does so.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
 import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUCKET = "bucket"
-_WAYS = ("fingerprint", "images")
+_WAYS = ("fingerprint", "images", "preprocess")
+_PREPROCESSED = 10_000
 
 
 class Photos(dict[str, bytes]):
     """Objects whose names are sorted."""
 
     def __init__(self, names: int, folders: int) -> None:
-        self.sorted = [f"photos/class-{i * folders // names:05}/IMG_{i:09}.jpeg" for i in range(names)]
-        super().__init__(dict.fromkeys(self.sorted, b"jpeg"))
+        few = [f"few/class-{i % 2}/IMG_{i:09}.jpeg" for i in range(min(names, _PREPROCESSED))]
+        many = [f"photos/class-{i * folders // names:05}/IMG_{i:09}.jpeg" for i in range(names)]
+        self.sorted = [*sorted(few), *many]
+        photo = io.BytesIO()
+        Image.effect_noise((256, 256), 50).save(photo, "jpeg")
+        super().__init__(dict.fromkeys(self.sorted, photo.getvalue()))
 
 
 def serve(names: int, folders: int, latency: float, requests: Synchronized[int], url: Any) -> None:
@@ -47,6 +57,7 @@ def serve(names: int, folders: int, latency: float, requests: Synchronized[int],
 def measure(way: str) -> None:
     """Lists the bucket once, in this process, and prints what came of it."""
     from shardline.components.configure.fingerprint import fingerprint
+    from shardline.components.preprocess.run import preprocess
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources import open_source
 
@@ -54,6 +65,11 @@ def measure(way: str) -> None:
     begin = time.perf_counter()
     if way == "fingerprint":
         found = fingerprint(settings).text
+    elif way == "preprocess":
+        settings = PreprocessSettings(source=f"images:gs://{_BUCKET}/few", processes=1)
+        with tempfile.TemporaryDirectory() as directory:
+            records = preprocess(settings, Path(directory, "out")).records
+        found = f"{records / (time.perf_counter() - begin):,.0f} photos/s"
     else:
         source = open_source(settings)
         found = f"{sum(1 for _ in source):,} examples of {len(source.class_names):,} classes"
