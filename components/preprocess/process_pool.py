@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardline.components.storage.prefetch import RETRIES, take_retry_count
 from shardline.trainer.base import crash, errors
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError
 
@@ -149,7 +148,6 @@ def _receive(output: int, state: list[Any], results: dict[str, Any], report: Rep
         if "results" in answer:
             results |= answer["results"]
             return True
-        RETRIES.append(answer["repeated"])
         report(answer["records"], answer["bytes"])
     return False
 
@@ -182,7 +180,7 @@ def _run_worker() -> None:
 
     def flush() -> None:
         nonlocal reported
-        answer = {"records": done[0], "bytes": done[1], "repeated": take_retry_count()}
+        answer = {"records": done[0], "bytes": done[1]}
         print(json.dumps(answer), flush=True)
         done[:], reported = [0, 0], time.monotonic()
 

@@ -31,7 +31,6 @@ from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import finish as finishing
 from shardline.components.preprocess.write import markers, shard_writer
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import take_retry_count
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
@@ -99,13 +98,10 @@ def finish(out: Path) -> Manifest:
 @contextlib.contextmanager
 def _locked_work_directory(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; errors of writing into it become one line."""
-    take_retry_count()  # resets the count of an earlier run of this process
     with work_directory.hold(out, shared=shared) as work:
         try:
             with remote_files.local_copies(work.copies):
                 yield work
-            if repeated := take_retry_count():
-                progress.report(_TOPIC, f"{repeated:,} requests were retried after transient errors")
         except OSError as error:
             reason = files.with_space(error.strerror or str(error), error.filename or work.path)
             raise RunError(

@@ -27,17 +27,6 @@ RETRY_S = 20.0
 # Reads that are sent before the size of any is known.
 _INITIAL_WINDOW = 16
 
-#: Retried reads and writes of this process: counts, whose sum is their number.
-RETRIES = list[int]()
-
-
-def take_retry_count() -> int:
-    """Returns the number of retries since the last call."""
-    repeated = 0
-    while RETRIES:
-        repeated += RETRIES.pop()
-    return repeated
-
 
 class TruncatedError(ConnectionError):
     """A read returned fewer bytes than requested."""
@@ -75,9 +64,7 @@ def with_retries(request: Callable[[Item], Result], item: Item) -> Result:
             raise failed.pop()
         return request(item)
 
-    policy = Retry(
-        is_transient, initial=0.5, maximum=8.0, timeout=RETRY_S, on_error=lambda _: RETRIES.append(1)
-    )
+    policy = Retry(is_transient, initial=0.5, maximum=8.0, timeout=RETRY_S)
     try:
         return policy(attempt)()
     except RetryError as over:

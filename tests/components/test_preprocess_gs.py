@@ -67,7 +67,7 @@ def same(out: Path, near: Path) -> bool:
     ids=repr,
 )
 def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
-    bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event], settings: dict[str, Any]
+    bucket: Bucket, photos: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     run(f"images:{photos}", tmp_path / "near", **settings)
     dice, lock = random.Random(0), threading.Lock()
@@ -81,8 +81,6 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     manifest = run(PHOTOS, tmp_path / "out", **settings)
     assert same(tmp_path / "out", tmp_path / "near")
     assert not manifest.rejected
-    repeated = next(event.text for event in events if "retried" in event.text)
-    assert int(repeated.split()[0]) >= 10
 
 
 @pytest.mark.parametrize(

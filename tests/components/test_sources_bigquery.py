@@ -22,7 +22,6 @@ from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.storage import prefetch
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import PlatformError, SourceError
 from shardline.trainer.data.features import Feature
@@ -126,13 +125,11 @@ def test_a_stream_continues_where_it_broke_off(fake: FakeBigQuery) -> None:
     fake.calls.clear()
     source = opened(SOURCE, key="id")
     assert source.labels
-    prefetch.take_retry_count()
     fake.calls.clear()
     lost = RefusalError(grpc.StatusCode.UNAVAILABLE, 503, "the connection was reset")
     fake.failures["ReadRows"] = [lost, lost, lost]
     assert read(source) == whole
     assert [offset for _, offset in fake.called("ReadRows")] == [0, 3, 6, 9]
-    assert prefetch.take_retry_count() == 3
 
 
 def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:
