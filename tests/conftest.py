@@ -125,8 +125,7 @@ def slurm_cluster() -> Iterator[Slurm]:
 @pytest.fixture
 def slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     """A real Slurm without jobs, both of whose nodes are idle; what the test starts reaches it."""
-    for name, value in slurm_cluster.environ.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
     yield slurm_cluster
     slurm_cluster.reset()
 

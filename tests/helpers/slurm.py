@@ -1,37 +1,29 @@
 """A real Slurm of two nodes, n1 and n2, on this machine.
 
 It needs slurmctld, slurmd and slurm-client of the distribution; no munge, cgroups, systemd or accounting.
-Both nodes are this host, by loopback, and their names are in no DNS. A process of its own starts the
-daemons, and at the end of its standard input ends them with all that jobs have left: also when its owner
-was killed.
+Both nodes are this host, by loopback, and their names are in no DNS. The daemons end with this process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import getpass
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from tests.helpers.jobs import eventually
-from tests.helpers.replicas import ROOT, free_ports
+from tests.helpers.replicas import free_ports
 
-NODES = ("n1", "n2")
 _DAEMONS = ("slurmctld", "slurmd", "sbatch")
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 
 #: https://slurm.schedmd.com/slurm.conf.html. A requeued job waits until the credentials of its last start
 #: have expired (cred_expire, 120 s by default), and for the next turn of the scheduler (a minute by default).
@@ -82,21 +74,14 @@ def unavailable() -> str:
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running Slurm.
+    """A running Slurm, with its slurm.conf."""
 
-    Attributes:
-        directory: What it writes, with slurm.conf; log/ has the daemons' logs.
-        environ: What a process needs besides its own environment to reach it.
-    """
-
-    directory: Path
-    environ: Mapping[str, str] = field(default_factory=dict)
+    conf: Path
 
     def run(self, *command: object, check: bool = True) -> str:
         """Runs a command of Slurm and returns its output."""
-        done = subprocess.run(
-            list(map(str, command)), env={**os.environ, **self.environ}, capture_output=True, text=True
-        )
+        env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
         if check and done.returncode:
             raise AssertionError(f"{command} failed: {done.stdout}{done.stderr}")
         return done.stdout.strip()
@@ -123,90 +108,45 @@ class Slurm:
 
     def is_idle(self) -> bool:
         """Whether both nodes are idle, and there is no job."""
-        idle = self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False) == str(len(NODES))
+        idle = self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False) == "2"
         return idle and not self.run("squeue", "-h", check=False)
-
-
-@contextlib.contextmanager
-def _first_job() -> Iterator[int]:
-    """Yields the id of the first job, by which the ports of jobs differ from those of other Slurms here."""
-    for number in range(1, 9):
-        path = Path(tempfile.gettempdir(), f"shardline-slurm-{number}.lock")
-        with path.open("w") as lock, contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield 40 * number
-            return
-    raise AssertionError("eight Slurms for tests run on this machine already")
 
 
 @contextlib.contextmanager
 def start() -> Iterator[Slurm]:
     """Starts a Slurm in a directory of its own, and ends it with all its jobs."""
-    with _first_job() as first_job:
-        directory = Path(tempfile.mkdtemp(prefix="slurm-"))
-        for name in ("state", "log", *(f"spool-{node}" for node in NODES)):
-            (directory / name).mkdir()
-        conf = directory / "slurm.conf"
-        text = _CONF.format(
-            host=socket.gethostname().partition(".")[0],
-            ports=free_ports(1 + len(NODES)),
-            user=getpass.getuser(),
-            directory=directory,
-            first_job=first_job,
-        )
-        conf.write_text(text)
-        slurm = Slurm(directory, {"SLURM_CONF": str(conf)})
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.slurm", str(directory)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, **slurm.environ, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-        )
-        try:
-            _wait_for_nodes(slurm, supervisor)
-            yield slurm
-        finally:
-            assert supervisor.stdin is not None
-            supervisor.stdin.close()
-            supervisor.wait(timeout=60)
-
-
-def _wait_for_nodes(slurm: Slurm, supervisor: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while not slurm.is_idle():
-        if supervisor.poll() is not None or time.monotonic() > deadline:
-            logs = [path.read_text()[-2000:] for path in sorted((slurm.directory / "log").glob("*"))]
-            raise AssertionError("Slurm has no two idle nodes:\n" + "\n".join(logs))
-        time.sleep(0.1)
-
-
-def _supervise(directory: Path) -> None:
-    """Runs the daemons until standard input ends, then ends all that they have started."""
-    libc = ctypes.CDLL(None)
-    # Orphans of the daemons and of their jobs become children of this process.
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    commands = [("slurmctld", "-D", "-c"), *(("slurmd", "-D", "-c", "-N", node) for node in NODES)]
-    for command in commands:
-        with (directory / "log" / f"{'-'.join(command)}.out").open("w") as log:
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        for part in ("state", "log", "spool-n1", "spool-n2"):
+            (directory / part).mkdir()
+        slurm = Slurm(directory / "slurm.conf")
+        # By its number the ports of a job differ from those of other Slurms here.
+        first_job = 40 * (1 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+        host, ports = socket.gethostname().partition(".")[0], free_ports(3)
+        slurm.conf.write_text(
+            _CONF.format(
+                host=host, ports=ports, user=getpass.getuser(), directory=directory, first_job=first_job
             )
-    sys.stdin.buffer.read()
-    me = psutil.Process()
-    while children := me.children(recursive=True):
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(children, timeout=5)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _supervise(Path(sys.argv[1]))
+        )
+        libc, daemons = ctypes.CDLL(None), []
+        for command in ("slurmctld -D -c", "slurmd -D -c -N n1", "slurmd -D -c -N n2"):
+            with (directory / "log" / f"{command}.out").open("w") as log:
+                daemons.append(
+                    subprocess.Popen(
+                        command.split(),
+                        env={**os.environ, "SLURM_CONF": str(slurm.conf)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                    )
+                )
+        try:
+            eventually(slurm.is_idle, seconds=60)
+            yield slurm
+            slurm.reset()
+        finally:
+            for daemon in daemons:
+                daemon.kill()
+                daemon.wait()
