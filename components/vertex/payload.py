@@ -8,7 +8,7 @@ yet. Settings are read strictly, in `pools` and `job`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,22 +84,6 @@ class PoolSpec:
     """A worker pool of a payload: its WorkerPoolSpec, or the text of its placeholder."""
 
     spec: Any
-
-    @classmethod
-    def running(
-        cls,
-        command: Sequence[str],
-        *,
-        replica_count: int = 1,
-        env: Mapping[str, str] | None = None,
-        machine_spec: Mapping[str, Any] | None = None,
-        image_uri: str = "",
-    ) -> PoolSpec:
-        """Returns a pool of replicas that run a command in a container."""
-        variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
-        container = {"image_uri": image_uri, "command": list(command), "env": variables}
-        machine = dict(machine_spec or {})
-        return cls({"machine_spec": machine, "replica_count": replica_count, "container_spec": container})
 
     @property
     def is_empty_slot(self) -> bool:

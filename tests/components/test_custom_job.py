@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
@@ -18,7 +17,7 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
-from tests.helpers.jobs import PRELUDE, make_job
+from tests.helpers.jobs import PRELUDE, make_job, pool
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
 
@@ -41,8 +40,8 @@ def test_output_events_and_environment(tmp_path: Path, events: list[Event]) -> N
     lines: list[tuple[str, str]] = []
     job = CustomJob(
         worker_pools=(
-            PoolSpec.running([sys.executable, "-c", PRELUDE + _REPORT], env={"MINE": "1"}),
-            PoolSpec.running([sys.executable, "-c", PRELUDE + _REPORT], replica_count=2),
+            pool(sys.executable, "-c", PRELUDE + _REPORT, env=[{"name": "MINE", "value": "1"}]),
+            pool(sys.executable, "-c", PRELUDE + _REPORT, replica_count=2),
         ),
         base_output_directory=str(tmp_path / "out"),
     )
@@ -171,7 +170,7 @@ def test_the_timeout_is_enforced(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path, events: list[Event]) -> None:
-    pools = (PoolSpec.running(["true"]), PoolSpec.running(["/no/such"]))
+    pools = (pool("true"), pool("/no/such"))
     with pytest.raises(PipelineError, match="worker-0 cannot be started: there is no command '/no/such'"):
         run_job(CustomJob(worker_pools=pools), tmp_path / "logs")
     assert events == []

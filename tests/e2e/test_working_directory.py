@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process.environment import with_safe_path
 from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.datasets import write_dataset
+from tests.helpers.jobs import pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -92,7 +92,7 @@ def test_a_pool_with_a_path_of_its_own_finds_the_working_directory_last(
     (here / "linked.py").symlink_to(tmp_path / "beside" / "script.py")
     (here / "mymodule.py").write_text("import json, random, helpers\nassert '/x' in __import__('sys').path\n")
     (here / "-m").touch()
-    job = CustomJob((PoolSpec.running(command, replica_count=1, env={"PYTHONPATH": "/x"}),))
+    job = CustomJob((pool(*command, env=[{"name": "PYTHONPATH", "value": "/x"}]),))
     run_job(job, tmp_path / "logs")
     assert not (tmp_path / "imported").exists()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local.job.custom_job import CustomJob
 
 #: What every replica's program starts with.
@@ -35,6 +36,14 @@ def wait_for(path):
     while not Path(path).exists():
         time.sleep(0.01)
 """
+
+
+def pool(*command: str, replica_count: int = 1, machine_spec: Any = None, **container: Any) -> PoolSpec:
+    """Returns a worker pool whose replicas run a command."""
+    content = {"command": list(command), **container}
+    return PoolSpec(
+        {"machine_spec": machine_spec or {}, "replica_count": replica_count, "container_spec": content}
+    )
 
 
 def make_job(

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local.job.custom_job import CustomJob, ReplicaId, environment, replicas
 from shardline.trainer.base.errors import PipelineError
+from tests.helpers.jobs import pool
 
 
 def _job(*counts: int, **settings: Any) -> CustomJob:
     pools = tuple(
-        PoolSpec.running(["run"], replica_count=count, machine_spec={"machine_type": "n1-standard-4"})
-        for count in counts
+        pool("run", replica_count=count, machine_spec={"machine_type": "n1-standard-4"}) for count in counts
     )
     return CustomJob(worker_pools=pools, **settings)
 
@@ -65,7 +64,7 @@ def test_output_directories_are_on_all_replicas() -> None:
 
 
 def test_large_commands_do_not_end_up_in_the_environment() -> None:
-    job = CustomJob(worker_pools=(PoolSpec.running(["run", "x" * 200_000]),))
+    job = CustomJob(worker_pools=(pool("run", "x" * 200_000),))
     variables = environment(job, ReplicaId(0, 0), ["127.0.0.1:1"], "42")
     assert max(map(len, variables.values())) < 10_000  # one environment string is limited to 128 KiB
 

@@ -20,7 +20,6 @@ from shardline.components.vertex.payload import (
     read_payload,
     whole_number,
 )
-from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.trainer.base.errors import PipelineError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
@@ -33,7 +32,7 @@ EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
 #: Gets the name of a replica and each line of its output.
 ShowLine = Callable[[str, str], None]
 
-_EMPTY_SLOT = PoolSpec(dict(EMPTY_POOL))
+_EMPTY_SLOT = PoolSpec({"replica_count": 0})
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,9 @@ class CustomJob:
         counts = [1, replicas - 1, ps, int(evaluator)]
         while not counts[-1]:
             counts.pop()
-        pools = (PoolSpec.running(command, replica_count=n) if n else _EMPTY_SLOT for n in counts)
-        return cls(worker_pools=tuple(pools), **settings)
+        container = {"command": list(command)}
+        pools = [{"replica_count": n, "container_spec": container if n else {}} for n in counts]
+        return cls(worker_pools=tuple(map(PoolSpec, pools)), **settings)
 
 
 def parse_payload(payload: str, executor_input: str) -> CustomJob:
