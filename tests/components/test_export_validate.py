@@ -42,7 +42,7 @@ from tests.helpers.datasets import (
     write_shard,
 )
 from tests.helpers.heads import read_head
-from tests.helpers.labels import class_label, counted
+from tests.helpers.labels import counted
 from tests.helpers.models import band_model
 
 SHAPE = (12, 12, 3)
@@ -366,27 +366,9 @@ def flip(path):
     path.write_bytes(path.read_bytes()[:-5] + b"12345")
 
 
-def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
-    wider = dataclasses.replace(manifest, labels=(class_label("abcde"),))
-    export(band_model(classes=5), wider, tmp_path)
-
-    with pytest.raises(ModelError, match="has 5 classes, the dataset has 3"):
-        evaluate(tmp_path / model_store.SAVED_MODEL, dataset)
-
-
 def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
     with pytest.raises(ModelError, match="cannot load the exported model"):
         evaluate(tmp_path / "nothing", dataset)
-
-    module = tf.Module()
-    module.serve = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec([None], tf.string)])
-    tf.saved_model.save(module, str(tmp_path / "foreign"), signatures={"serving_default": module.serve})
-    with pytest.raises(ModelError, match="has no output probabilities, label, label_name"):
-        evaluate(tmp_path / "foreign", dataset)
-
-    tf.saved_model.save(module, str(tmp_path / "other"), signatures={"other": module.serve})
-    with pytest.raises(ModelError, match="has no signature 'serving_default'"):
-        evaluate(tmp_path / "other", dataset)
 
 
 # From a model file to a verdict

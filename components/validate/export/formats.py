@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment, Examples
     from shardline.components.validate.export.predictions import CleanProcess
 
-_MB = 1e6
-
 
 #: The file of each format, and the modules that convert to it and run it.
 FORMATS = {
@@ -145,10 +143,9 @@ def _measure(
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
     deviations = predictions.read_deviations(manifest).get(label.name, ())
     gap = predictions.max_difference(ours.outputs, outputs, deviations)
-    return Converted(name, value, interval, file.stat().st_size / _MB, p50, p95, gap)
+    return Converted(name, value, interval, file.stat().st_size / 1e6, p50, p95, gap)
 
 
 def _refusal(name: str, reason: str) -> ModelError:
-    return ModelError(
-        f"the model cannot be converted to {name}: {reason.strip().splitlines()[0]}; leave it out"
-    )
+    first = reason.strip().splitlines()[0]
+    return ModelError(f"the model cannot be converted to {name}: {first}; leave it out")

@@ -156,7 +156,7 @@ def _function(serve: Callable[..., Any], spec: Any) -> Function:
 class ServedModel:
     """A SavedModel with the signatures that Shardline exports, and outputs for each label of a dataset.
 
-    Raises ModelError when there is no SavedModel, or it has another signature. `deviations` is the unit of
+    Raises ModelError when there is no SavedModel, or it is damaged. `deviations` is the unit of
     differences of numbers, by name of the label.
     """
 
@@ -174,20 +174,7 @@ class ServedModel:
         except Exception as error:  # of a damaged one TensorFlow raises anything
             reason = " ".join(str(error).split())
             raise ModelError(f"cannot load the exported model {path}: {reason}; export it again") from None
-        outputs = self._signature(DEFAULT).structured_outputs
         self._names = name_outputs(manifest.labels)
-        if missing := [name for names in self._names.values() for name in names if name not in outputs]:
-            raise ModelError(
-                f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
-            )
-        for label in self._labels:
-            shape, wanted = outputs[self._names[label.name][0]].shape, len(label.outputs)
-            if (width := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
-                noun = "classes" if label.class_names else "numbers"
-                raise ModelError(
-                    f"the exported model {path} has {width} {noun}, the dataset has {wanted}; "
-                    "evaluate it on the data that it was made for"
-                )
 
     def predict(self, images: tf.Tensor) -> Predictions:
         """Predicts for encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
@@ -196,13 +183,12 @@ class ServedModel:
     def predict_examples(self, serialized: tf.Tensor) -> Predictions:
         """Predicts for serialized tf.train.Example, [n], of images or of tables.
 
-        Raises ModelError when the model was exported without that signature, and
-        tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
+        Raises tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
         """
         return self._answer(EXAMPLE, {EXAMPLES: serialized})
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
-        answer = self._signature(signature)(**request)
+        answer = self._loaded.signatures[signature](**request)
         outputs, classes = {}, {}
         for label in self._labels:
             names = self._names[label.name]
@@ -210,11 +196,6 @@ class ServedModel:
             if label.kind != REGRESSION:
                 classes[label.name] = answer[names[1]].numpy()
         return Predictions(outputs, classes)
-
-    def _signature(self, name: str) -> Any:
-        if (function := self._loaded.signatures.get(name)) is None:
-            raise ModelError(f"the SavedModel {self.path} has no signature {name!r}; export it again")
-        return function
 
 
 def measure_costs(
