@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import load
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.features import CLASS, LABEL, Label
+from shardline.trainer.data.features import Label
 
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"
@@ -137,31 +137,9 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSummary:
-    """Fields of evaluation.json that are read outside of validation; `Evaluation` there has the others.
+    """Fields of evaluation.json that are read outside of validation; `Evaluation` there has the others."""
 
-    Attributes:
-        split: The split that was measured.
-        examples: Number of its examples.
-        accuracy: Share of right predictions, 0..1; None where the label is not of kind class.
-        log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
-        class_names: Class names in the order of the labels; () for numbers.
-        confusion: Examples by true class (row) and predicted class (column); () where the label is no class.
-        label: Name of the label, "" where there are several.
-        kind: Kind of the label, "" where there are several.
-        parts: The summary of each label, where there are several.
-    """
-
-    fingerprint: str
-    split: str
-    examples: int
     metrics: Mapping[str, float | None]
-    accuracy: float | None = None
-    log_loss: float | None = None
-    class_names: tuple[str, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    label: str = LABEL
-    kind: str = CLASS
-    parts: tuple[EvaluationSummary, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,6 @@ from shardline.trainer.base.errors import ModelError
 
 #: Form of the name of a version.
 _NAME = re.compile(r"\w[\w-]*")
-#: Longest source name in the name of a directory, in characters.
-_MAX_NAME_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -118,14 +116,6 @@ class Pointer:
     def known(self) -> tuple[str, ...]:
         """All versions that are the champion or have been."""
         return *self.champions, *self.rolled_back
-
-
-def directory_name(source: str) -> str:
-    """Returns a directory name for a source, unique to it."""
-    name = re.sub(r"\W+", "-", source)
-    if name == source and len(name) <= _MAX_NAME_LENGTH:
-        return name
-    return f"{name[:_MAX_NAME_LENGTH]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def current(champion: str | os.PathLike[str]) -> Version | None:

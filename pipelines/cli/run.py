@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -216,7 +218,6 @@ def train(
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
     """Returns the checked parameters of a local run, with a default for champion_uri."""
-    from shardline.components.model_store.champions import directory_name
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.parameters import OWN_PIPELINES
     from shardline.pipelines.spec import defaults, load_pipeline
@@ -229,5 +230,13 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
         # Models of different data or labels do not replace each other.
         source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
         of = f"{source} {label}" if label else source
-        parameters["champion_uri"] = str(runs_dir.absolute() / "champions" / directory_name(of))
+        parameters["champion_uri"] = str(runs_dir.absolute() / "champions" / _directory_name(of))
     return parameters
+
+
+def _directory_name(source: str) -> str:
+    """Returns a directory name for a source, unique to it."""
+    name = re.sub(r"\W+", "-", source)
+    if name == source and len(name) <= 100:
+        return name
+    return f"{name[:100]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"

@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.model_store import champions, store
-from shardline.components.model_store.champions import current, directory_name, promote, rollback
+from shardline.components.model_store.champions import current, promote, rollback
 from shardline.components.model_store.champions import versions as all_versions
 from shardline.components.model_store.store import TextFile, open_store
 from shardline.pipelines.cli import main as cli
+from shardline.pipelines.cli.run import _directory_name
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
@@ -106,10 +107,10 @@ def test_each_source_has_a_champion_of_its_own():
         "x" * 300,
     ]
 
-    names = [directory_name(source) for source in sources]
+    names = [_directory_name(source) for source in sources]
 
     assert len(set(names)) == len(names)
-    assert (directory_name("digits"), directory_name("a-b")) == ("digits", "a-b")
+    assert (_directory_name("digits"), _directory_name("a-b")) == ("digits", "a-b")
     assert all("/" not in name and len(name) < 120 for name in names)
 
 

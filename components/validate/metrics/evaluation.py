@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardline.components import text
-from shardline.components.model_store import EvaluationSummary
-from shardline.trainer.data.features import CLASS
+from shardline.trainer.data.features import CLASS, LABEL
 
 #: A value's 95 % interval: its lower and its upper end.
 Interval = tuple[float, float]
@@ -224,13 +223,20 @@ class Converted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(EvaluationSummary):
+class Evaluation:
     """All measurements of an exported model, on every example of a split once.
 
     With several labels, `parts` has an evaluation of each, and the metrics have the label's name before
     theirs: "sentiment.rmse".
 
     Attributes:
+        split: The split that was measured.
+        examples: Number of its examples.
+        accuracy: Share of right predictions, 0..1; None where the label is not of kind class.
+        log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
+        class_names: Class names in the order of the labels; () for numbers.
+        confusion: Examples by true class (row) and predicted class (column); () where the label is no class.
+        label, kind: Name and kind of the label, "" where there are several.
         mistakes: The wrong predictions with the highest probability, highest first.
         metrics: Values by the names of metrics, without those that could not be measured.
         slices: By class, then by other features. The value of a class's slice is its recall.
@@ -247,6 +253,15 @@ class Evaluation(EvaluationSummary):
         groups: Groups that the examples belong to, where the split is by group or time.
     """
 
+    fingerprint: str
+    split: str
+    examples: int
+    accuracy: float | None = None
+    log_loss: float | None = None
+    class_names: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    label: str = LABEL
+    kind: str = CLASS
     non_finite: int = 0
     classes: tuple[ClassScore, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
