@@ -1,7 +1,6 @@
 """Client of the platform: Google's own clients for one project and region, and one policy of retries.
 
-`call_api` calls a method of a client, `Rest` an API without a client library here. Google's
-libraries are loaded when the first client is used, and what they raise becomes one line (`refusals`).
+Google's libraries are loaded when the first client is used, and what they raise becomes one line (`refusals`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -23,7 +22,6 @@ from shardline.trainer.base.errors import PlatformError, SettingsError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
-    from google.auth.transport.requests import AuthorizedSession
     from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
 
 T = TypeVar("T")
@@ -145,7 +143,7 @@ def retry_policy(
     repeatable: bool = True,
     outage_s: float = 0.0,
 ) -> Retry:
-    """Returns the retry policy of one call, also for Google's other clients and for requests.
+    """Returns the retry policy of one call, also for Google's other clients.
 
     A refused token of `credentials` is renewed once. `failed` collects the errors of failed attempts. Retries
     last `outage_s` seconds, also where the service is not reached; 0 for a minute, and then only seconds.
@@ -222,56 +220,3 @@ def platform_errors(action: str) -> Iterator[None]:
                 what = f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {damaged}"
                 raise PlatformError(what) from None
         raise
-
-
-@dataclass(frozen=True)
-class Rest:
-    """Session with Google's REST APIs, as this process's account.
-
-    Use it inside `platform_errors`.
-    """
-
-    session: AuthorizedSession
-
-    def request(
-        self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
-    ) -> dict[str, Any]:
-        """Gets "v1/projects/..." of an API, "iam", or posts `body` to it; returns the response."""
-
-        def call() -> dict[str, Any]:
-            url, verb = f"https://{api}.googleapis.com/{path}", "GET" if body is None else "POST"
-            options = {"params": query, "json": body, "timeout": _TIMEOUT_S}
-            response = self.session.request(verb, url, **options)  # type: ignore[no-untyped-call]
-            response.raise_for_status()
-            return dict(response.json())
-
-        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com")(call)()
-        return answer
-
-    def get_or_none(self, api: str, path: str) -> dict[str, Any] | None:
-        """Gets a path of an API, as `request` does; None for status 404."""
-        from requests.exceptions import HTTPError
-
-        try:
-            return self.request(api, path)
-        except HTTPError as error:
-            if refusal_kind(error) is RefusalKind.MISSING:
-                return None
-            raise
-
-
-def connect() -> tuple[Rest, str]:
-    """Returns a session, and the name of its account.
-
-    Raises:
-        PlatformError: When there are no credentials, or they are refused.
-    """
-    import google.auth
-    from google.auth.transport.requests import AuthorizedSession, Request
-
-    with platform_errors("sign in to Google Cloud"):
-        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-        credentials.refresh(Request())  # type: ignore[no-untyped-call]
-    account = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
-    session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-    return Rest(session), account or "a user's credentials"

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from shardline.components.vertex.client import Rest, connect, platform_errors
+from shardline.components.vertex.client import platform_errors
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
 from shardline.pipelines.settings import Environment
 from shardline.trainer.base.errors import PlatformError, page
 
 if TYPE_CHECKING:
+    from google.auth.transport.requests import AuthorizedSession
+
     from shardline.pipelines.settings import Settings
 
 _IMAGE = re.compile(
@@ -38,8 +41,6 @@ _PERMISSIONS = (
 )
 _OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
 
-_Check = Callable[[Environment, Rest], Diagnosis]
-
 
 def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
     """Yields a diagnosis of each check.
@@ -49,7 +50,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     # Outside Google Cloud there is no metadata server: do not wait for it.
     os.environ.setdefault("GCE_METADATA_TIMEOUT", "1")
     os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
-    checks: list[tuple[str, _Check]] = [
+    checks: list[tuple[str, Callable[..., Diagnosis]]] = [
         ("project", _project),
         ("permissions", _permissions),
         ("APIs", _apis),
@@ -62,7 +63,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         checks += [("image", partial(find_image, image)) for image in images]
         yield _training_network(settings.train, environment)
     try:
-        rest, account = connect()
+        session, account = connect()
     except PlatformError as refused:
         found, _, fix = str(refused).partition("; ")
         yield error("credentials", found, fix)
@@ -73,13 +74,41 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     for what, check in checks:
         try:
             with platform_errors("check it"):
-                yield check(environment, rest)
+                yield check(environment, session)
         except PlatformError as refused:
             found, _, fix = str(refused).partition("; ")
             yield warning(what, found, fix)
 
 
-def find_image(image: str, environment: Environment, rest: Rest) -> Diagnosis:
+def connect() -> tuple[AuthorizedSession, str]:
+    """Returns a session with Google's APIs and its account's name; PlatformError without credentials."""
+    import google.auth
+    from google.auth.transport.requests import AuthorizedSession, Request
+
+    with platform_errors("sign in to Google Cloud"):
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        credentials.refresh(Request())  # type: ignore[no-untyped-call]
+    account = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
+    return AuthorizedSession(credentials), account or "a user's credentials"  # type: ignore[no-untyped-call]
+
+
+def _ask(
+    session: AuthorizedSession,
+    api: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    **query: Sequence[str],
+) -> dict[str, Any]:
+    """Gets "v1/projects/..." of an API, "iam", or posts `body` to it; empty for status 404."""
+    url, verb = f"https://{api}.googleapis.com/{path}", "GET" if body is None else "POST"
+    answer = session.request(verb, url, params=query, json=body, timeout=30)  # type: ignore[no-untyped-call]
+    if answer.status_code == HTTPStatus.NOT_FOUND:
+        return {}
+    answer.raise_for_status()
+    return dict(answer.json())
+
+
+def find_image(image: str, environment: Environment, session: AuthorizedSession) -> Diagnosis:
     """Checks that an image of the settings exists in Artifact Registry.
 
     Raises:
@@ -95,19 +124,21 @@ def find_image(image: str, environment: Environment, rest: Rest) -> Diagnosis:
         f"/packages/{quote(match['name'], safe='')}"
     )
     version = f"versions/{match['digest']}" if match["digest"] else f"tags/{match['tag'] or 'latest'}"
-    if rest.get_or_none("artifactregistry", f"{package}/{version}") is None:
+    if not _ask(session, "artifactregistry", f"{package}/{version}"):
         return error("image", f"{image} does not exist", "push it: 'make image push'")
     return ok("image", image)
 
 
-def _project(environment: Environment, rest: Rest) -> Diagnosis:
-    project = rest.request("cloudresourcemanager", f"v3/projects/{environment.project}")
+def _project(environment: Environment, session: AuthorizedSession) -> Diagnosis:
+    project = _ask(session, "cloudresourcemanager", f"v3/projects/{environment.project}")
+    if not project:
+        return error("project", f"{environment.project} does not exist", "correct project")
     return ok("project", f"{environment.project} (number {project['name'].rpartition('/')[2]})")
 
 
-def _permissions(environment: Environment, rest: Rest) -> Diagnosis:
+def _permissions(environment: Environment, session: AuthorizedSession) -> Diagnosis:
     path = f"v3/projects/{environment.project}:testIamPermissions"
-    granted = rest.request("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
+    granted = _ask(session, "cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
@@ -115,10 +146,10 @@ def _permissions(environment: Environment, rest: Rest) -> Diagnosis:
     return ok("permissions", "this account may submit, schedule and explain runs")
 
 
-def _apis(environment: Environment, rest: Rest) -> Diagnosis:
+def _apis(environment: Environment, session: AuthorizedSession) -> Diagnosis:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
-    services = rest.request("serviceusage", f"v1/{parent}/services:batchGet", names=names)
+    services = _ask(session, "serviceusage", f"v1/{parent}/services:batchGet", names=names)
     states = {item["name"].rpartition("/")[2]: item["state"] for item in services.get("services", ())}
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
@@ -127,7 +158,7 @@ def _apis(environment: Environment, rest: Rest) -> Diagnosis:
     return ok("APIs", f"enabled: {', '.join(_APIS)}")
 
 
-def _bucket(environment: Environment, rest: Rest) -> Diagnosis:
+def _bucket(environment: Environment, session: AuthorizedSession) -> Diagnosis:
     from google.api_core.exceptions import NotFound
     from google.cloud.storage import Client
 
@@ -152,19 +183,19 @@ def _bucket(environment: Environment, rest: Rest) -> Diagnosis:
     return ok("bucket", f"gs://{name} in {location}, readable and writable")
 
 
-def _service_account(environment: Environment, rest: Rest) -> Diagnosis:
+def _service_account(environment: Environment, session: AuthorizedSession) -> Diagnosis:
     account = environment.service_account
     if not account:
         found = "service_account is not set: runs use the project's default, often with too many permissions"
         return warning("service account", found, "create one for runs and set service_account")
     path = f"v1/projects/-/serviceAccounts/{account}"
-    existing = rest.get_or_none("iam", path)
-    if existing is None:
+    existing = _ask(session, "iam", path)
+    if not existing:
         return error("service account", f"{account} does not exist", "create it or correct service_account")
     if existing.get("disabled"):
         return error("service account", f"{account} is disabled", "enable it")
     act_as = "iam.serviceAccounts.actAs"
-    granted = rest.request("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
+    granted = _ask(session, "iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
         return error("service account", f"this account may not act as {account}", fix)

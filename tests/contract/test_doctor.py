@@ -11,11 +11,10 @@ from click.testing import CliRunner
 from google.cloud.storage import Client
 from google.rpc import code_pb2
 
-from shardline.components.vertex.client import connect
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local import doctor as here
 from shardline.pipelines.local.doctor import Diagnosis
-from shardline.pipelines.remote.doctor import examine, find_image
+from shardline.pipelines.remote.doctor import connect, examine, find_image
 from shardline.pipelines.settings import Environment, load
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
