@@ -1,6 +1,6 @@
 """Client of the platform: Google's own clients for one project and region, and one policy of retries.
 
-Google's libraries are loaded when the first client is used, and what they raise becomes one line (`refusals`).
+Google's libraries are loaded when the first client is used; what they raise becomes one line (`refusals`).
 """
 
 from __future__ import annotations
