@@ -24,8 +24,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 _MAX_BYTES = 4 * 2**20
 #: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
 _MAX_DEPTH = 200
-#: Values of a file, with aliases expanded: a few lines of YAML can expand to billions. Ours have 5,000.
-_MAX_VALUES = 200_000
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,10 @@ class PipelineFile:
 
     Attributes:
         spec: The pipeline spec (IR) with root, components, deploymentSpec and pipelineInfo.
-        job: The PipelineJob around it, as the SDK submits it and KFP 1.8 compiled it; empty for none.
         platforms: Settings for other platforms, by name, which a second YAML document has.
     """
 
     spec: dict[str, Any]
-    job: dict[str, Any]
     platforms: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,8 +46,8 @@ class PipelineFile:
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec (IR) of a file to run here; raises as `parse_runnable` does."""
-    return parse_runnable(read_pipeline(path), path).spec
+    """Returns the pipeline spec (IR) of a file to run here; raises as `parse_file` does."""
+    return parse_file(read_pipeline(path), path).spec
 
 
 def read_pipeline(path: Path) -> bytes:
@@ -64,9 +60,9 @@ def read_pipeline(path: Path) -> bytes:
 def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
     """Returns the pipeline spec in the content of the file `path`, for the platform.
 
-    Raises PipelineError as `parse_runnable` does, and where the file has a second document.
+    Raises PipelineError as `parse_file` does, and where the file has a second document.
     """
-    file = parse_runnable(content, path)
+    file = parse_file(content, path)
     if file.platforms:
         raise PipelineError(
             f"{path} holds 2 YAML documents, the second with settings for {', '.join(file.platforms)}; "
@@ -75,41 +71,18 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
     return file.spec
 
 
-def parse_runnable(content: bytes, path: Path) -> PipelineFile:
-    """Parses the content of the file `path`, a pipeline that can run by itself.
-
-    Raises PipelineError when it is not a compiled pipeline, or cannot run by itself.
-    """
-    file = parse_file(content, path)
-    if file.job:
-        raise PipelineError(f"{path} is a PipelineJob; take the pipeline alone, which is its pipelineSpec")
-    name = file.spec["pipelineInfo"].get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise PipelineError(
-            f"{path} has the name {name!r}; a pipeline's name has lower-case letters, digits and hyphens, as "
-            "the compiler writes it"
-        )
-    if artifacts := mapping_at(file.spec, "root", "inputDefinitions", "artifacts"):
-        raise PipelineError(
-            f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be passed"
-        )
-    return file
-
-
 def parse_file(content: bytes | str, path: Path) -> PipelineFile:
     """Parses the content of the file `path`, any compiled pipeline.
 
-    Raises PipelineError when it is not one, or its structure is not the compiler's.
+    Raises PipelineError when it is not one, its structure is not the compiler's, or it cannot run by itself.
     """
     documents = _documents(content, path)
-    first = documents[0] if documents else None
-    if not isinstance(first, dict):
+    spec = documents[0] if documents else None
+    if not isinstance(spec, dict):
         raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")
-    wrapped = mapping_at(first, "pipelineSpec")
-    spec = wrapped or first
     missing = [key for key in ("pipelineInfo", "root", "deploymentSpec") if not mapping_at(spec, key)]
     if missing:
-        kind = f" but a {first['kind']}" if "kind" in first else ""
+        kind = f" but a {spec['kind']}" if "kind" in spec else ""
         raise PipelineError(
             f"{path} is not a compiled pipeline{kind}: it has no {', '.join(missing)}; "
             "write one with 'shardline compile', or is it cut off?"
@@ -118,63 +91,40 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
         raise PipelineError(
             f"{path} is not a compiled pipeline: {where} must be {_NAMES[expected]}, not {actual}"
         )
+    name = spec["pipelineInfo"].get("name") or ""
+    if not _NAME.fullmatch(name):
+        raise PipelineError(
+            f"{path} has the name {name!r}; a pipeline's name has lower-case letters, digits and hyphens, as "
+            "the compiler writes it"
+        )
+    if artifacts := mapping_at(spec, "root", "inputDefinitions", "artifacts"):
+        raise PipelineError(
+            f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be passed"
+        )
     platforms = mapping_at(documents[1], "platforms") if len(documents) == 2 else {}
     if len(documents) > 1 and not platforms:
         raise PipelineError(
             f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only hold "
             "its settings for another platform"
         )
-    return PipelineFile(spec, first if wrapped else {}, platforms)
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
-    """PyYAML's loader, which refuses merge keys and duplicate keys."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in node.value:
-            word, line = str(key.value), key.start_mark.line + 1
-            if word == "<<":
-                raise yaml.YAMLError(f"it has a merge key, <<, in line {line}; write it out")
-            if word in seen:
-                raise yaml.YAMLError(f"the key {word!r} is there twice, in line {line}")
-            seen.add(word)
-        return super().construct_mapping(node, deep)
+    return PipelineFile(spec, platforms)
 
 
 def _documents(content: bytes | str, path: Path) -> list[Any]:
     """Returns the YAML documents of a file; refuses YAML that no compiler writes."""
-    too_large = f"{path} is no pipeline: it has more than {_MAX_VALUES:,} values, or holds itself"
-    depth = values = 0
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     try:
-        # Before any object is built.
-        for event in yaml.parse(content, Loader=_Loader):
+        # Before any object is built. A few lines with aliases can expand to billions of values.
+        for event in yaml.parse(content, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            values += isinstance(event, yaml.NodeEvent)
-            if getattr(event, "tag", None):
-                line = event.start_mark.line + 1
-                raise PipelineError(f"{path} is no pipeline: it has a tag, {event.tag[:60]}, in line {line}")
-            if depth > _MAX_DEPTH:
-                raise PipelineError(f"{path} is no pipeline: it is nested more than {_MAX_DEPTH} times")
-            if values > _MAX_VALUES:
-                raise PipelineError(too_large)
-        documents = list(yaml.load_all(content, Loader=_Loader))
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or depth > _MAX_DEPTH:
+                raise PipelineError(
+                    f"{path} is no pipeline: line {event.start_mark.line + 1} has an alias, a tag or a value "
+                    f"that is nested {_MAX_DEPTH} times"
+                )
+        return list(yaml.load_all(content, Loader=loader))
     except (yaml.YAMLError, ValueError) as error:
         raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if _size(documents, {}) > _MAX_VALUES:
-        raise PipelineError(too_large)
-    return documents
-
-
-def _size(node: Any, known: dict[int, int]) -> int:
-    """Returns the number of values, with aliases expanded."""
-    if not isinstance(node, dict | list):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = _MAX_VALUES  # if it contains itself
-        inside = node.values() if isinstance(node, dict) else node
-        known[id(node)] = 1 + sum(_size(item, known) for item in inside)
-    return known[id(node)]
 
 
 def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

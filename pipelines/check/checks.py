@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
@@ -81,8 +80,4 @@ def check_run(
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
-    file = parse_file(content, path)
-    runtime = mapping_at(file.job, "runtimeConfig")
-    if given is None and "parameterValues" in runtime:
-        given = mapping_at(runtime, "parameterValues")
-    return Pipeline(file.spec, given)
+    return Pipeline(parse_file(content, path).spec, given)

@@ -192,10 +192,7 @@ class Task:
             )
         item = mapping_at(self.inputs("parameters"), name)
         if "runtimeValue" in item:
-            value = mapping_at(item, "runtimeValue")
-            # Up to IR 2.0 a constant was wrapped as {"stringValue": ...}.
-            wrapped = mapping_at(value, "constantValue").values()
-            return self._fill(value["constant"] if "constant" in value else next(iter(wrapped), UNKNOWN))
+            return self._fill(mapping_at(item, "runtimeValue").get("constant", UNKNOWN))
         outer = item.get("componentInputParameter")
         if not isinstance(outer, str) or "parameterExpressionSelector" in item:
             return UNKNOWN

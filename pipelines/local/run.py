@@ -32,7 +32,7 @@ from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_runnable, read_pipeline
+from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_file, read_pipeline
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar
@@ -232,7 +232,7 @@ def run_pipeline(
     """
     stream = stream or sys.stdout
     content = read_pipeline(path)
-    file = parse_runnable(content, path)
+    file = parse_file(content, path)
     spec = file.spec
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)

@@ -81,12 +81,6 @@ def device(path: Path) -> None:
         path.symlink_to("/dev/null")
 
 
-def _merges(path: Path) -> None:
-    """Writes mappings that merge the one before twice: 2**24 of them, in half a kilobyte."""
-    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 25))]
-    path.write_text("\n".join(lines))
-
-
 def _aliases(path: Path) -> None:
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 12))]
     path.write_text("\n".join(lines))
@@ -135,13 +129,9 @@ def _escaping_zip(path: Path) -> None:
 
 #: Files that mean harm, by whole name.
 HOSTILE: dict[str, Callable[[Path], Any]] = {
-    "merges.yaml": _merges,
     "aliases.yaml": _aliases,
     "itself.yaml": lambda path: path.write_text(
         "root: &a [*a]\npipelineInfo: {name: x}\ndeploymentSpec: *a\n"
-    ),
-    "itself-mapping.yaml": lambda path: path.write_text(
-        "&a\nroot: *a\npipelineInfo: *a\ndeploymentSpec: *a\n"
     ),
     "tag.yaml": lambda path: path.write_text('!!python/object/apply:os.system ["touch ran"]\n'),
     "dotted.toml": lambda path: path.write_text("image" + ".a" * 5000 + " = 1"),

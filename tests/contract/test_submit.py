@@ -287,7 +287,7 @@ def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVert
         schemaVersion="2.1.0",
         sdkVersion="kfp-2",
     )
-    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(made))
+    (tmp_path / "pipeline.yaml").write_text(json.dumps(made))
     with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
         assert run.stdout is not None
         while run.stdout.readline() not in ("train: running\n", ""):

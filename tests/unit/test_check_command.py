@@ -29,7 +29,7 @@ def run(*arguments: Any) -> Result:
 
 
 def written(path: Path, spec: Any) -> Path:
-    path.write_text(yaml.safe_dump(spec))
+    path.write_text(json.dumps(spec))
     return path
 
 
@@ -127,28 +127,6 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
     assert "SL601" in run(path, "--param", "p=three").output
 
 
-def test_a_pipeline_job_is_checked_with_its_parameters(tmp_path: Path) -> None:
-    """What the SDK submits, and what KFP 1.8 compiled, wraps the pipeline."""
-    wrapped = {
-        "pipelineSpec": pipeline(parameters={"p": "NUMBER_INTEGER"}),
-        "runtimeConfig": {"parameterValues": {"p": "x"}},
-    }
-    found = run(written(tmp_path / "job.json", wrapped))
-
-    assert set(re.findall(r"SL\d+", found.output)) == {"SL601"}
-
-
-BOMB = "\n".join(
-    [
-        "a: &a0 [x, x, x, x, x, x, x, x, x]",
-        *(f"b{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 12)),
-    ]
-)
-
-#: 409 bytes for which PyYAML needs minutes: each mapping merges the one before twice.
-MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 25))])
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -160,17 +138,11 @@ MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1
         (b"a: [b\n", "is not YAML: while parsing"),
         (b"\x00\x01", "is not YAML"),
         (b"caf\xe9", "is not UTF-8 text"),
+        (b"a: &a [*a]", "line 1 has an alias, a tag or a value"),
+        (b"a: 1\nb: !!int ", "line 2 has an alias, a tag"),
+        (b"[" * 100_000, "nested 200 times"),
         (RETRAIN.read_bytes()[:20_000].rpartition(b"\n")[0], "is it cut off?"),
         (b" " * 5_000_000, "has more than 4 MiB"),
-        (BOMB.encode(), "more than 200,000 values"),
-        (MERGES.encode(), "it has a merge key, <<, in line 2; write it out"),
-        (b"a: 1\nb: !!int ", "it has a tag, tag:yaml.org,2002:int, in line 2"),
-        (b"a: &a [*a]", "or holds itself"),
-        (b"&a\nroot: *a\n", "or holds itself"),
-        (b"a: [*a]", "found undefined alias"),
-        (b"root: {}\nroot: {}\n", "the key 'root' is there twice, in line 2"),
-        (b"[" + b"a," * 300_000 + b"]", "more than 200,000 values"),
-        (b"[" * 100_000, "nested more than 200 times"),
         (yaml.safe_dump(pipeline(components=["a"])).encode(), r"components must be a mapping, not \['a'\]"),
         (yaml.safe_dump(pipeline(components={1: {}})).encode(), "the key 1 of components must be a text"),
         (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "schemaVersion must be a text, not 2.1"),
