@@ -61,7 +61,7 @@ def connect(hosts, on_total=lambda values: None, **options):
 @pytest.mark.parametrize("unix", [False, True])
 @pytest.mark.parametrize("hosts", [["127.0.0.1"] * 2, ["localhost", "127.0.0.1", "127.0.0.1"]])
 def test_processes_connect_in_a_ring(hosts, unix):
-    assert ring.on_one_machine(clusters(hosts)[0])
+    assert clusters(hosts)[0].own_host
     rings = connect(hosts, unix=unix)
     values = [np.full(5, rank + 1, np.float32) for rank in range(len(hosts))]
     threads = [threading.Thread(target=one.sum, args=(own,)) for one, own in zip(rings, values, strict=True)]

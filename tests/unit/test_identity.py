@@ -36,6 +36,7 @@ def test_only_the_writer_claims(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"format": 2}, "format was 1, is 2"),
         ({"model": "resnet50"}, "model was 'mnist_cnn', is 'resnet50'"),
         ({"dataset": "bb22"}, "dataset was 'aa11', is 'bb22' (allow_new_data continues on the new one)"),
         (

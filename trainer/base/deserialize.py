@@ -1,6 +1,6 @@
 """Deserialization: JSON, TOML or a parameter's object as a dataclass, each value checked against its type.
 
-`restore` and `load` take what a program wrote: unknown keys come from another version and are ignored.
+`restore` and `load` take what a program wrote, and ignore keys that are no fields.
 `read` takes what a person wrote: an unknown key is an error that suggests the nearest known one.
 """
 

@@ -23,13 +23,14 @@ class Identity:
     """Identity of a run: its `model` setting, its dataset's fingerprint, and `TrainingState.variables`.
 
     `fixed` are further settings that may not change. They and the variables are empty, and not compared, in
-    a process that has only some of them (the evaluator).
+    a process that has only some of them (the evaluator). `format` is that of checkpoints and their records.
     """
 
     model: str
     dataset: str
     variables: Mapping[str, str]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    format: int = 1
 
 
 def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: bool) -> None:
@@ -66,8 +67,9 @@ def _check_same_run(
     if not previous:
         return
     differences = []
-    for name, hint in (("model", ""), ("dataset", " (allow_new_data continues on the new one)")):
-        if previous.get(name) != own[name] and not (name == "dataset" and allow_new_data):
+    hints = {"format": "", "model": "", "dataset": " (allow_new_data continues on the new one)"}
+    for name, hint in hints.items():
+        if previous.get(name) != own.get(name) and not (name == "dataset" and allow_new_data):
             differences.append(f"{name} was {previous.get(name)!r}, is {own[name]!r}{hint}")
     before, now = previous.get("fixed", {}), own.get("fixed", {})
     for name in before.keys() & now.keys():

@@ -309,7 +309,7 @@ class TrainingState:
         Callbacks get the state of those in the process of this number, else of the chief's.
         """
         now = self._model.distribute_strategy.num_replicas_in_sync
-        before = snapshot.host.get("replicas", now)
+        before = snapshot.host["replicas"]
         values = {name: snapshot.arrays[name] for name in self._variables}
         if before != now:  # M replicas take N/M each of the gradient sums of N
             values |= {n: (values[n] * (before / now)).astype(values[n].dtype) for n in self._sums}

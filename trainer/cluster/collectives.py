@@ -23,7 +23,7 @@ from shardline.trainer.base.errors import ClusterError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health
-from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
+from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
 from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers
@@ -104,7 +104,7 @@ def make_summation(
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     # The ring is for processes of one CPU each; GPUs have NCCL.
     if multi_worker and len(devices) == 1 and (requested == "tcp" or (requested == "auto" and kind == "CPU")):
-        unix = requested == "auto" and on_one_machine(cluster)
+        unix = requested == "auto" and bool(cluster.own_host)
         check = Health(cluster, settings.peer_timeout).check
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:

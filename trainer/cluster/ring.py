@@ -17,7 +17,6 @@ import secrets
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -225,11 +224,6 @@ def _slices(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers
     return [part for part in (*slices, values[first:end]) if part.size]
 
 
-def on_one_machine(cluster: ClusterConfig) -> bool:
-    """Whether all processes can use abstract Unix sockets: they share a machine with Linux."""
-    return sys.platform == "linux" and bool(cluster.own_host)
-
-
 def make_ring(
     cluster: ClusterConfig,
     total: Callable[[Sequence[float]], list[float]],
@@ -241,7 +235,7 @@ def make_ring(
 
     Every process listens on a free port and announces it with a random number, which a connection sends back
     signed with the job's secret. `total` sums numbers over the processes, `check` is the ring's. With `unix`,
-    for processes `on_one_machine`, the ports are numbers of Unix sockets.
+    for processes of one machine, the ports are numbers of Unix sockets.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)

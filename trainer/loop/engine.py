@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,7 +15,6 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
-from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.run import TrainingRun
@@ -29,13 +27,8 @@ def make_engine(
     training: Batches,
     validation: Batches | None,
     at: Position,
-    *,
-    batch: Any = None,
 ) -> Engine:
-    """Returns the engine that trains a built model from a position on, and evaluates it on `validation`.
-
-    On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
-    """
+    """Returns the engine that trains a built model from a position on, and evaluates it on `validation`."""
     settings, strategy = run.settings, run.strategy
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
@@ -56,7 +49,7 @@ def make_engine(
         sized=sized,
         jit_compile=xla,
         deterministic=settings.deterministic,
-        single_loss=_report_differences(run, model, batch),
+        single_loss=_report_differences(run, model),
     )
     if run.checkpoints is not None and run.cluster.is_chief:
         reported: list[str] = []
@@ -74,7 +67,7 @@ def make_engine(
     return loop
 
 
-def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
+def _report_differences(run: TrainingRun, model: keras.Model) -> Callable[[], None]:
     """Reports how several replicas train differently from one; returns what reports a loss in the step."""
     if run.replicas == 1 or not run.cluster.is_chief:
         return lambda: None
@@ -85,11 +78,7 @@ def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Cal
             f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so "
             f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
-    say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
-    differs = None if batch is None else loss_couples_examples(model, batch)
-    if differs:
-        say()
-    return say if differs is None else lambda: None
+    return functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
 
 
 _SINGLE_LOSS = (

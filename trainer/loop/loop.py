@@ -109,13 +109,15 @@ class Training:
         self.checkpoints = Checkpoints.of(settings, run.checkpoints, identity, write=run.cluster.is_chief)
         resumed = self._restore(beginning)
         self.resumed = resumed is not None
-        host: Mapping[str, Any] = resumed.host if resumed else {"stop_training": False}
+        host: Mapping[str, Any] = (
+            resumed.host if resumed else {"stop_training": False, "logs": {}, "seconds": 0.0}
+        )
         at = self.position = resumed.position if resumed else beginning.position
         self.engine = make_engine(at)
         left = len(run.epoch(at).step_sizes) + (settings.epochs - at.epoch - 1) * run.steps_per_epoch
         counters.first_step = counters.steps = at.steps
         counters.total_steps = min(at.steps + max(0, left), settings.max_steps or sys.maxsize)
-        self.logs: Logs = dict(host.get("logs", {}))
+        self.logs: Logs = dict(host["logs"])
         self._merge = replica_merger(run.strategy, model)
         compiled = model.steps_per_execution
         compiled = compiled if isinstance(compiled, int) and compiled > 1 else 0
@@ -125,7 +127,7 @@ class Training:
         self._chunk_size = self._fixed or 1
         self._began = at.examples > 0
         self._started = self._saved = time.monotonic()
-        self._seconds_before = float(host.get("seconds", 0.0))
+        self._seconds_before = float(host["seconds"])
         self._stop_reason = _STOPPED if host["stop_training"] else ""
 
     def _restore(self, beginning: ResumePoint) -> Snapshot | None:
@@ -146,7 +148,7 @@ class Training:
         self.state.record = asdict(record)
         if snapshot is None:
             return None
-        before = IdentityRecord(**snapshot.host.get("run", self.state.record))
+        before = IdentityRecord(**snapshot.host["run"])
         now, changes = record.continuing(before, at.steps + 1)
         if at.examples or not at.closed:
             # The checkpoint is from after this hook, which may have set the learning rate.
@@ -159,7 +161,7 @@ class Training:
         if run.cluster.is_chief:
             within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
             progress.report("train", f"resuming after step {at.steps:,}{within}, from {run.checkpoints}")
-            seconds, stopped = snapshot.host.get("seconds", 0.0), snapshot.host["stop_training"]
+            seconds, stopped = snapshot.host["seconds"], snapshot.host["stop_training"]
             reason = _find_stop_reason(run.settings, at, seconds, stopped=stopped)
             no_steps = f": that trains nothing, as {reason}; raise that limit, or begin in another directory"
             if changes:

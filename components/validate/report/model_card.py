@@ -69,7 +69,7 @@ class TrainingRecord:
     @property
     def initial_model(self) -> str:
         """The training's option `initial_model`; "" where it started from none."""
-        return str(self.settings.get("settings", self.settings).get("initial_model") or "")
+        return str(self.settings.get("settings", {}).get("initial_model") or "")
 
     @property
     def fingerprint(self) -> str:
