@@ -113,7 +113,7 @@ class Pipeline:
         tasks = mapping_at(component, "dag", "tasks")
         for name in tasks:
             used = str(mapping_at(tasks, name, "componentRef").get("name") or "")
-            task = Task(name, mapping_at(tasks, name), used, tasks, parent, self)
+            task = Task(name, mapping_at(tasks, name), used, parent, self)
             yield task
             if used not in inside:
                 yield from self._walk(task.component, task, (*inside, used))
@@ -135,7 +135,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A task at one position in the graph; its siblings are all tasks of its DAG.
+    """A task at one position in the graph.
 
     It runs a component. Its parent is the task whose DAG contains it; None in the DAG of the pipeline.
     """
@@ -143,7 +143,6 @@ class Task:
     name: str
     spec: Mapping[str, Any]
     component_name: str
-    siblings: Mapping[str, Any]
     parent: Task | None
     pipeline: Pipeline
 
