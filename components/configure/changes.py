@@ -62,13 +62,9 @@ _MAX_NAMED, _MAX_VALUE = 3, 60
 class State:
     """Everything that a result depends on: the source's `Fingerprint`, settings, and versions of the code."""
 
-    data: Mapping[str, str]
+    data: Fingerprint
     settings: Mapping[str, Any]
     code: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        if missing := {"known_by", "digest", "text"} - set(self.data):
-            raise ValueError(f"data has no {', '.join(sorted(missing))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +98,14 @@ def describe_changes(last: State, now: State) -> list[str]:
     A setting that only one of them has, as after an upgrade of the pipeline, is a change too.
     """
     changes, data, before = [], now.data, last.data
-    if not data["known_by"]:
-        changes.append(f"whether the data has changed is not known: {data['text']}")
-    elif data["known_by"] != before["known_by"]:
-        known = f"by its {before['known_by']}" if before["known_by"] else "not known"
-        changes.append(f"the data is known by its {data['known_by']}, last time it was {known}")
-    elif data["digest"] != before["digest"]:
-        was = "as before" if data["text"] == before["text"] else f"was {before['text']}"
-        changes.append(f"the data has changed ({data['text']}, {was})")
+    if not data.known_by:
+        changes.append(f"whether the data has changed is not known: {data.text}")
+    elif data.known_by != before.known_by:
+        known = f"by its {before.known_by}" if before.known_by else "not known"
+        changes.append(f"the data is known by its {data.known_by}, last time it was {known}")
+    elif data.digest != before.digest:
+        was = "as before" if data.text == before.text else f"was {before.text}"
+        changes.append(f"the data has changed ({data.text}, {was})")
 
     def shown(value: Any) -> str:
         return truncate(json.dumps(value, ensure_ascii=False), _MAX_VALUE)
@@ -224,7 +220,7 @@ def detect_changes(
     if start := training.train_options.get("initial_model"):
         weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
         settings["content of initial_model"] = weights
-    state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
+    state = State(data=content, settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:
         return result(False, "", _report_unchanged(last, content), blessed=last.blessed)

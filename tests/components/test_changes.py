@@ -15,6 +15,7 @@ from kfp import dsl
 from shardline.components import model_store
 from shardline.components.configure.changes import State, describe_changes, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
+from shardline.components.configure.fingerprint import Fingerprint
 from shardline.components.runs import record as run_record
 from shardline.components.validate.export import formats
 from shardline.trainer.base import files, progress
@@ -79,7 +80,7 @@ def look(history, source, **settings):
 def export(directory, *, blessed=True, model=b"weights"):
     directory.mkdir()
     (directory / model_store.MODEL_FILE).write_bytes(model)
-    verdict = {"blessed": blessed, "reason": "accuracy 0.9000 >= 0.8"}
+    verdict = {"blessed": blessed, "reason": "", "headline": "accuracy 0.9000 >= 0.8"}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     (directory / model_store.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
@@ -633,7 +634,7 @@ def test_the_day_of_a_scheduled_run_finds_its_data(photos, history, tmp_path):
 
 def test_differences_are_few_words():
     last = State(
-        data={"known_by": "content", "digest": "1", "text": "1 file"},
+        data=Fingerprint(known_by="content", digest="1", text="1 file"),
         settings={"gone": 1, "a": 1, "b": "x" * 100, "c": 1, "d": 1},
         code={"keras": "3.15.0", "own": "sha256:1"},
     )
