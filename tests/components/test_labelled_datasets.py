@@ -45,7 +45,7 @@ def read_all(directory: Path) -> list[dict[str, Any]]:
         {"split": name} | {feature: found[1][0] for feature, found in values.items()}
         for name, split in manifest.splits.items()
         for shard in split.shards
-        for _, values in read_values(directory / shard.file, "")
+        for _, values in read_values(directory / shard.file)
         if not isinstance(values, str)
     ]
 

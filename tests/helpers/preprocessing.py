@@ -73,7 +73,7 @@ def stored(out: Path, feature: str) -> dict[str, list[Any]]:
         name: [
             values[feature][1][0]
             for shard in split.shards
-            for _, values in read_values(out / shard.file, "", lambda records, size: None)
+            for _, values in read_values(out / shard.file)
             if not isinstance(values, str)
         ]
         for name, split in manifests.load(out).splits.items()

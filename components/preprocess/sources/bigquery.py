@@ -142,7 +142,6 @@ class Service:
             if not self.project:
                 raise SourceError(f"no project to bill for {self.name}; set GOOGLE_CLOUD_PROJECT")
             self.rest = bigquery.Client(project=self.project, credentials=credentials)
-            # Without its own reconnections, which would not be counted.
             self.reader = BigQueryReadClient(credentials=credentials)
             self._types = types
 
