@@ -127,7 +127,7 @@ class Bucket:
         """Returns the content of an object, and its generation; None where there is none."""
         blob = self._blob(name)
         try:
-            data = self._call(self._action("read", name), blob.download_as_bytes, retry=None)
+            data = self._call(f"read gs://{self.name}/{name}", blob.download_as_bytes, retry=None)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
@@ -144,7 +144,7 @@ class Bucket:
         options = {} if generation is None else {"if_generation_match": generation}
         call = functools.partial(blob.upload_from_string, text, content_type="application/json", **options)
         try:
-            self._call(self._action("write", name), call, retry=None)
+            self._call(f"write gs://{self.name}/{name}", call, retry=None)
         except PlatformError as error:
             if generation is None or refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
                 raise
@@ -153,16 +153,20 @@ class Bucket:
 
     def upload(self, name: str, path: Path) -> None:
         """Writes a file of this disk as an object."""
-        self._call(self._action("write", name), self._blob(name).upload_from_filename, str(path), retry=None)
+        self._call(
+            f"write gs://{self.name}/{name}", self._blob(name).upload_from_filename, str(path), retry=None
+        )
 
     def download(self, name: str, path: Path) -> None:
         """Copies an object to this disk."""
-        self._call(self._action("read", name), self._blob(name).download_to_filename, str(path), retry=None)
+        self._call(
+            f"read gs://{self.name}/{name}", self._blob(name).download_to_filename, str(path), retry=None
+        )
 
     def remove(self, name: str) -> None:
         """Removes an object, in any generation, if it exists."""
         try:
-            self._call(self._action("remove", name), self._blob(name).delete, retry=None)
+            self._call(f"remove gs://{self.name}/{name}", self._blob(name).delete, retry=None)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
@@ -174,9 +178,6 @@ class Bucket:
 
     def _blob(self, name: str, generation: int | None = None) -> Blob:
         return self._client.bucket(self.name).blob(name, generation=generation)
-
-    def _action(self, verb: str, name: str) -> str:
-        return f"{verb} gs://{self.name}/{name}"
 
     def _call(self, action: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
         with platform_errors(action):

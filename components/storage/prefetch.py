@@ -49,24 +49,12 @@ def is_transient(error: BaseException) -> bool:
 
 def with_retries(request: Callable[[Item], Result], item: Item) -> Result:
     """Returns the result of a request, retried after transient errors with growing pauses."""
-    try:
-        return request(item)
-    except Exception as error:
-        if not is_transient(error):
-            raise
-        failed = [error]
     # Imported late: it takes a tenth of a second to load.
     from google.api_core.exceptions import RetryError
     from google.api_core.retry import Retry
 
-    def attempt() -> Result:
-        if failed:
-            raise failed.pop()
-        return request(item)
-
-    policy = Retry(is_transient, initial=0.5, maximum=8.0, timeout=RETRY_S)
     try:
-        return policy(attempt)()
+        return Retry(is_transient, initial=0.5, maximum=8.0, timeout=RETRY_S)(request)(item)
     except RetryError as over:
         raise over.cause from over.cause.__cause__
 

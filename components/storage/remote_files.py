@@ -82,17 +82,13 @@ def _open_local(path: str) -> BinaryIO:
 
 def size_and_version(path: str) -> tuple[int, int]:
     """Returns the size of a file in bytes, and its time of change in ns, or an object's generation."""
-
-    def ask(path: str) -> tuple[int, int]:
+    with as_source_error(path):
         if is_remote(path):
             bucket, name = parse_uri(path)
-            return bucket.find(name)[1:]
+            return with_retries(bucket.find, name)[1:]
         with _open_local(path) as file:
             status = os.fstat(file.fileno())
             return status.st_size, status.st_mtime_ns
-
-    with as_source_error(path):
-        return with_retries(ask, path)
 
 
 def as_text(file: Any) -> TextIO:
