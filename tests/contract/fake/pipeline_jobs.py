@@ -13,11 +13,10 @@ from google.cloud.aiplatform_v1.types import (
     PipelineTaskDetail,
     pipeline_service,
 )
-from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2, status_pb2
 
-from tests.contract.fake.api import ApiError, done, find, location, now, page, refuse
+from tests.contract.fake.api import ApiError, find, location, now, page, refuse
 from tests.contract.fake.filters import matching, ordered
 from tests.contract.fake.pipeline_rules import job_faults
 
@@ -148,15 +147,6 @@ class PipelineJobs:
         outcome = PipelineOutcome(code_pb2.CANCELLED, "The PipelineJob was cancelled by the user.")
         self._end(job, PipelineState.PIPELINE_STATE_CANCELLED, outcome)
         return empty_pb2.Empty()
-
-    def delete_pipeline_job(
-        self, request: pipeline_service.DeletePipelineJobRequest
-    ) -> operations_pb2.Operation:
-        job = find(self.jobs, request.name)
-        if job.state not in _ENDED:
-            raise ApiError(code_pb2.FAILED_PRECONDITION, f"PipelineJob {job.name!r} is not in a final state.")
-        del self.jobs[job.name]
-        return done(f"{job.name}/operations/{self._number()}")
 
     def ended(self, name: str, timeout_s: float) -> PipelineJob:
         """Returns a job once it has ended.

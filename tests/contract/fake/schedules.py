@@ -54,9 +54,6 @@ class Schedules:
         self.schedules[schedule.name] = schedule
         return schedule
 
-    def get_schedule(self, request: schedule_service.GetScheduleRequest) -> Schedule:
-        return find(self.schedules, request.name)
-
     def list_schedules(self, request: schedule_service.ListSchedulesRequest) -> Any:
         parent = location(request.parent)
         found = [item for item in self.schedules.values() if item.name.startswith(f"{parent}/")]
