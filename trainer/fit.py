@@ -266,7 +266,7 @@ def _train(
         weigh_output_losses(model)
 
     def engine(position: Position) -> Engine:
-        return make_engine(run, model, run.data, validation, position)
+        return make_engine(run, model, run.data, validation, position, batch=run.data.first_batch)
 
     steps = initial_epoch * run.data.steps
     beginning = ResumePoint(

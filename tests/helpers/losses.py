@@ -93,12 +93,51 @@ class Contrastive(keras.losses.Loss):
         return keras.ops.mean(keras.ops.square(y_pred - keras.ops.transpose(y_pred)))
 
 
+class Together(keras.regularizers.Regularizer):
+    """Takes the outputs of all examples together, as PointNet's orthogonal one does."""
+
+    def __call__(self, x: Any) -> Any:
+        return 0.01 * keras.ops.sum(keras.ops.square(keras.ops.tensordot(x, x, axes=(1, 1))))
+
+
+class Interacting(keras.Model):
+    """Adds the same to each example, of all of them, as the recommender of Keras' site does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.out(x) + keras.ops.tensordot(x, x, 2)
+
+
+class Noisy(keras.Model):
+    """Draws numbers, as a variational autoencoder does, that differ from one batch to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.seeds = keras.layers.Dense(1), keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        return self.out(x + keras.random.normal(keras.ops.shape(x), seed=self.seeds))
+
+
 def plain(loss: Any, rate: float = 0.05, **options: Any) -> Build:
     def build() -> keras.Model:
         keras.utils.set_random_seed(3)
         layers = [keras.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
         model.compile(keras.optimizers.SGD(rate), loss, **options)
+        return model
+
+    return build
+
+
+def regularized(**options: Any) -> Build:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, **options), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
         return model
 
     return build

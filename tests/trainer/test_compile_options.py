@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,12 +11,14 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
+from shardline.trainer.keras_compat.keras_internals import build_symbolically
+from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop import engine
 from shardline.trainer.loop.build import build
 from shardline.trainer.loop.engine import own_statistics
 from shardline.trainer.loop.optimizers import accumulate_gradients, learning_rates
 from shardline.trainer.train import train
-from tests.helpers import models
+from tests.helpers import losses, models
 from tests.helpers.history import read_history
 
 
@@ -117,6 +120,35 @@ def test_accumulation_is_set_in_each_of_several_optimizers():
 def test_an_optimizer_that_cannot_accumulate_is_refused(optimizer, message):
     with pytest.raises(SettingsError, match=f"gradient_accumulation_steps {message}"):
         accumulate_gradients(with_optimizer(optimizer), 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "differs"),
+    [
+        (losses.plain("mse"), False),
+        (losses.plain(losses.mean_square), False),
+        (losses.plain(keras.losses.Huber(reduction="sum")), False),
+        (losses.plain(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), False),
+        (losses.subclassed(losses.Computing), False),
+        (losses.plain(losses.Contrastive()), True),
+        (losses.plain(lambda y, y_pred: keras.losses.dice(y, y_pred)), True),
+        (losses.regularized(activity_regularizer=losses.Together()), True),
+        (losses.regularized(activity_regularizer="l2", kernel_regularizer="l2"), False),
+        (losses.subclassed(losses.Interacting), True),
+        (losses.subclassed(losses.Noisy), None),
+        (losses.subclassed(losses.ByHand), False),
+    ],
+)
+def test_a_loss_that_couples_examples_is_detected(build, differs):
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(16, width)).astype("float32") for width in (6, 1))
+    batch = (tf.constant(x), tf.constant(y), tf.constant(np.arange(16.0, dtype="float32")))
+    model = build()
+    build_symbolically(model, batch)
+    before = [variable.numpy() for variable in model.variables]
+    assert loss_couples_examples(model, batch) is differs
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_layers_that_normalize_over_the_batch_are_detected():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as losses
 
@@ -18,6 +19,10 @@ from shardline.trainer.keras_compat.keras_internals import patched
 from shardline.trainer.keras_compat.tensorflow_internals import has_several_workers, own_replica
 
 _replica = threading.local()
+
+# Examples in each half of a batch on which a loss is probed, and tolerances for rounding.
+_HALF_BATCH = 4
+_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 3e-2
 
 
 @contextlib.contextmanager
@@ -95,6 +100,42 @@ def replica_share(share: Callable[[], tf.Tensor]) -> Iterator[None]:
         yield
     finally:
         _replica.share = None
+
+
+def loss_couples_examples(model: keras.Model, batch: Any) -> bool | None:
+    """Whether a batch's loss differs from the mean of the losses of its halves, as on two replicas.
+
+    None means unknown: the model cannot be called on them, or draws random numbers.
+    """
+    tolerance = _TOLERANCE if model.compute_dtype == "float32" else _HALF_PRECISION_TOLERANCE
+    try:
+        half = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _HALF_BATCH)
+        parts = slice(2 * half), slice(half), slice(half, 2 * half)
+        whole, *halves = (_losses(model, batch, part) for part in parts)
+        if np.allclose(whole, np.mean(halves, axis=0), rtol=tolerance, atol=1e-6):
+            return False
+        again = _losses(model, batch, slice(2 * half))
+    except Exception:  # the user's code runs here and may raise anything
+        return None
+    return True if np.array_equal(whole, again) else None
+
+
+def _losses(model: keras.Model, batch: Any, examples: slice) -> np.ndarray[Any, Any]:
+    """Returns the loss of a slice of a batch, reduced by plain means, and the losses that layers add."""
+    part = tf.nest.map_structure(lambda values: values[examples], batch)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(part)
+    # Regularizers read the variable in the StatelessScope, which needs its value.
+    state = [(each, each.value) for each in model.trainable_variables if each.regularizer]
+    with (
+        own_replica(model.distribute_strategy),
+        unscaled_losses(),
+        patched(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
+        patched(keras.random.SeedGenerator, "next", None),  # a random draw fails
+        keras.StatelessScope(state, collect_losses=True, initialize_variables=False),
+    ):
+        outputs = model(x, training=False)
+        loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
+        return np.array([float(value) for value in (loss, *model.losses)])
 
 
 _COMPUTING = ("evaluate", "predict", "predict_on_batch", "test_on_batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +16,7 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
+from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.run import TrainingRun
@@ -27,8 +29,13 @@ def make_engine(
     training: Batches,
     validation: Batches | None,
     at: Position,
+    *,
+    batch: Any = None,
 ) -> Engine:
-    """Returns the engine that trains a built model from a position on, and evaluates it on `validation`."""
+    """Returns the engine that trains a built model from a position on, and evaluates it on `validation`.
+
+    On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
+    """
     settings, strategy = run.settings, run.strategy
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
@@ -49,7 +56,7 @@ def make_engine(
         sized=sized,
         jit_compile=xla,
         deterministic=settings.deterministic,
-        single_loss=_report_differences(run, model),
+        single_loss=_report_differences(run, model, batch),
     )
     if run.checkpoints is not None and run.cluster.is_chief:
         reported: list[str] = []
@@ -67,7 +74,7 @@ def make_engine(
     return loop
 
 
-def _report_differences(run: TrainingRun, model: keras.Model) -> Callable[[], None]:
+def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
     """Reports how several replicas train differently from one; returns what reports a loss in the step."""
     if run.replicas == 1 or not run.cluster.is_chief:
         return lambda: None
@@ -78,7 +85,11 @@ def _report_differences(run: TrainingRun, model: keras.Model) -> Callable[[], No
             f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so "
             f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
-    return functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
+    say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
+    differs = None if batch is None else loss_couples_examples(model, batch)
+    if differs:
+        say()
+    return say if differs is None else lambda: None
 
 
 _SINGLE_LOSS = (
