@@ -58,5 +58,4 @@ def check(settings: Settings, output: Path, study: str | None = None) -> None:
 
 def _has_content(path: Path, text: str) -> bool:
     """Whether a file has this content."""
-    content = text.encode()
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+    return path.is_file() and path.read_bytes() == text.encode()

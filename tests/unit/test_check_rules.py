@@ -90,11 +90,6 @@ ROWS = [
     ),
     (
         "SL107",
-        job(pool(), pool(), pool(), extra_inputs={"distribution_strategy": "mirrored"}),
-        job(pool(), pool(), REDUCER, extra_inputs={"distribution_strategy": "mirrored"}),
-    ),
-    (
-        "SL107",
         job(trainer("--strategy", "parameter_server"), pool()),
         job(trainer("--strategy", "auto"), pool()),
     ),
@@ -106,14 +101,12 @@ ROWS = [
         job(T4, T4, REDUCER),
     ),
     ("SL201", job(timeout="1h"), job(timeout="3600s")),
-    ("SL201", job(max_wait_duration="60"), job(max_wait_duration="3.5s")),
     (
         "SL201",
         job(strategy="FLEX_START", timeout="604801s"),
         job(strategy="FLEX_START", timeout="604800s"),
     ),
     ("SL207", job(strategy="SPOT"), job(strategy="SPOT", base_output_directory=OUTPUT)),
-    ("SL207", job(strategy="SPOT"), job(trainer("--checkpoint-dir=gs://b/c"), strategy="SPOT")),
     ("SL209", job(pool(), pool(), restart_job_on_worker_restart=False), job(pool(), pool())),
     # Parameter-server training goes on without a worker.
     (
@@ -129,7 +122,6 @@ ROWS = [
     ),
     ("SL301", job("{{$.inputs.parameters['pools']}}", extra_inputs={"labels": "no json"}), job(labels={})),
     ("SL301", job(display_name='the "best" one'), job(display_name="the best one")),
-    ("SL301", job(base_output_directory="gs://b\\c"), job(base_output_directory="gs://b/c")),
     ("SL305", job(function("strategy: str")), job(function("distribution: str"))),
     ("SL310", saying("x" * 131_072), saying("x" * 131_071)),
     ("SL310", job(pool(container={"args": 2 * ["x" * 70_000]})), job(trainer("x" * 70_000))),
@@ -142,15 +134,8 @@ ROWS = [
         image("gcr.io/ml-pipeline/other:1"),
         image("gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"),
     ),
-    ("SL403", job(trainer(image_uri="registry.io/trainer:1")), job(trainer(image_uri="trainer:1"))),
     ("SL407", pipeline(component(command=["sh", "-c", "python3 -m pip install 'kfp==2.17.0'"])), pipeline()),
-    ("SL407", job(pool(container={"command": ["sh", "-c", "python3 -m pip install kfp"]})), job(pool())),
     ("SL412", image("eu-docker.pkg.dev/my-project/r/i:1"), image("eu-docker.pkg.dev/vision/my-projects/i:1")),
-    (
-        "SL412",
-        job(pool(), service_account="a@my-project.iam.gserviceaccount.com"),
-        job(pool(), service_account="a@vision.iam.gserviceaccount.com"),
-    ),
     ("SL511", retried(maxRetryCount="{{$.inputs.parameters['n']}}"), retried(maxRetryCount=2.0)),
     ("SL511", retried(maxRetryCount=11), retried(maxRetryCount=10)),
     (
@@ -158,16 +143,10 @@ ROWS = [
         retried(backoffDuration="1 minute"),
         retried(backoffDuration="60s", backoffFactor=2.0, backoffMaxDuration="3600s"),
     ),
-    ("SL511", retried(backoffFactor="2"), retried(backoffFactor=2)),
     (
         "SL512",
         gated("inputs.parameter_values['pipelinechannel--flip-Output'] == 'heads'"),
         gated("inputs.parameter_values['pipelinechannel--flip-Output'] == true"),
-    ),
-    (
-        "SL512",
-        gated("'heads' == inputs.parameter_values['x']"),
-        gated("'False' == inputs.parameter_values['x']"),
     ),
     ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", cached=False)),
     # A time of the run is part of the key.
@@ -176,8 +155,6 @@ ROWS = [
         reading("SELECT a\nFROM t"),
         reading("SELECT a FROM t", at="{{$.pipeline_job_create_time_utc}}"),
     ),
-    ("SL513", reading("p.d.t", name="table"), reading("p.d.t", name="module")),
-    ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", data_version="3")),
     ("SL513", reading("images:gs://bucket/data"), reading("gs://bucket/model", name="output_uri")),
     ("SL521", saying("{{$.pipeline_job_nmae}}"), saying("{{$.pipeline_job_name}}")),
     (
@@ -218,7 +195,6 @@ RUN_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL601", {"epoch": 1}, {"epochs": 1}),
     ("SL601", {"epochs": "three"}, {"epochs": "3"}),
     ("SL606", {"epochs": 0}, {"epochs": 1}),
-    ("SL606", {"source": "imges:x"}, {"source": "own.package:x"}),
     ("SL606", {"model": "mnist_cnnn"}, {"model": "own.package:cnn"}),
     ("SL607", {"source": "images:photos"}, {"source": "images:gs://b/photos/{date}"}),
     ("SL607", {"source": "images:/"}, {"source": "images:/mnt/nowhere"}),  # which the image may hold
@@ -226,7 +202,6 @@ RUN_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL607", options(initial_model="runs/x"), options(initial_model="/gcs/b/x")),
     ("SL607", {"model": "keras:VGG16", "hparams": {"weights": "w.h5"}}, {"hparams": {"weights": "imagenet"}}),
     ("SL607", {"source": "images:s3://b/x"}, {"source": "images:gs://b/x"}),
-    ("SL607", {"source": "images:gs:/b/x"}, {"source": "images:gs://b/x"}),
     ("SL610", {"champion_uri": "runs/champions/x"}, {"champion_uri": ""}),
     ("SL610", {"history_uri": "https://b/x"}, {"history_uri": "gs://b/x"}),
     ("SL610", options(checkpoint_dir="/tmp"), options(checkpoint_dir="gs://b/jobs/{{$.pipeline_job_name}}")),
@@ -299,14 +274,12 @@ def schedule(cron: str = "TZ=Europe/Vienna 0 6 * * 1", **fields: Any) -> Schedul
 
 SCHEDULE_ROWS = [
     ("SL901", schedule("TZ=UTC 0 6 * *"), schedule("TZ=UTC 0 6 * * *")),
-    ("SL901", schedule("TZ=UTC 60 6 * * *"), schedule("TZ=UTC 59 6 * * *")),
     ("SL901", schedule("TZ=UTC 0 6 30 2 *"), schedule("TZ=UTC 0 6 29 2 *")),
     # Either will do where both are given.
     ("SL901", schedule("TZ=UTC 0 6 31 4,6 *"), schedule("TZ=UTC 0 6 31 4 1")),
     ("SL902", schedule("0 6 * * *"), schedule("CRON_TZ=UTC 0 6 * * *")),
     ("SL902", schedule("TZ=../etc/passwd 0 6 * * *"), schedule("TZ=America/New_York 0 6 * * *")),
     ("SL906", schedule(max_concurrent_active_run_count=None), schedule()),
-    ("SL906", schedule(max_concurrent_active_run_count=2), schedule()),
     ("SL909", schedule("TZ=UTC */15 * * * *"), schedule("TZ=UTC 0 * * * *")),
 ]
 

@@ -105,7 +105,7 @@ _PLATFORM_VARIABLE = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML)_\w+")
 def variables(pool: Pool) -> Found:
     """Environment variables of replicas.
 
-    SL322 warning: A replica sets a variable once, and none that the platform sets.
+    SL322 error: A replica sets a variable once, and none that the platform sets.
         Fix: set it once; leave out what the platform sets for each replica
         Source: training/distributed-training; ContainerSpec.
     """

@@ -129,7 +129,7 @@ def scheduling(job: Job) -> Found:
     All-reduce cannot continue without a peer: a worker that restarts alone finds no other worker.
 
     SL201 error: A duration is in seconds and ends in "s", and a FLEX_START job's timeout is at most 7 days.
-        Fix: write seconds and an s, as in "86400s"
+        Fix: write seconds and an s, as in "86400s"; with FLEX_START at most "604800s"
         Source: GCPC, CustomTrainingJobOp; training/schedule-jobs-dws.
     SL207 warning: A SPOT job saves checkpoints.
         Fix: set base_output_directory, or pass the trainer a checkpoint directory

@@ -39,7 +39,7 @@ def policies(task: Task) -> Found:
     run succeeds without the tasks that depend on it.
 
     SL511 error: A task's retries are constants, and at most 10.
-        Fix: write numbers: retries are fixed when the pipeline is compiled
+        Fix: write numbers, at most 10 retries; they are fixed when the pipeline is compiled
         Source: pipelines/configure-retries.
     SL512 warning: A condition compares numbers or booleans, not free text.
         Fix: let the task before it return a bool or a number, and compare that

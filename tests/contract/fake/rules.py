@@ -58,16 +58,11 @@ def _of_pools(spec: Any) -> Iterator[str]:
         if not pool.WhichOneof("task"):
             yield f"{name}: container_spec or python_package_spec is required"
         yield from _of_machine(name, pool.machine_spec)
-        if pool.HasField("disk_spec"):
-            if pool.disk_spec.boot_disk_type not in ("", "pd-ssd", "pd-standard", "hyperdisk-balanced"):
-                yield f"{name}.disk_spec.boot_disk_type: unknown {pool.disk_spec.boot_disk_type!r}"
-            if not 100 <= pool.disk_spec.boot_disk_size_gb <= 64_000:
-                yield f"{name}.disk_spec.boot_disk_size_gb: must be 100 to 64000"
+        if pool.HasField("disk_spec") and not 100 <= pool.disk_spec.boot_disk_size_gb <= 64_000:
+            yield f"{name}.disk_spec.boot_disk_size_gb: must be 100 to 64000"
         env = [item.name for item in (*pool.container_spec.env, *pool.python_package_spec.env)]
         if len(env) > 100 or len(set(env)) < len(env):
             yield f"{name}.container_spec.env: at most 100 variables, each once"
-        if pool.nfs_mounts and not (spec.network or spec.HasField("psc_interface_config")):
-            yield f"{name}.nfs_mounts: needs a network"
 
 
 def _of_machine(name: str, machine: Any) -> Iterator[str]:
@@ -76,9 +71,6 @@ def _of_machine(name: str, machine: Any) -> Iterator[str]:
     if bool(machine.accelerator_type) != (machine.accelerator_count > 0):
         kind = AcceleratorType(machine.accelerator_type).name
         yield f"{name}.machine_spec: {kind} does not go with {machine.accelerator_count} accelerators"
-    affinity = machine.reservation_affinity
-    if affinity.reservation_affinity_type == 3 and not (affinity.key and affinity.values):
-        yield f"{name}.machine_spec.reservation_affinity: SPECIFIC_RESERVATION needs key and values"
 
 
 def _of_scheduling(spec: Any) -> Iterator[str]:
@@ -107,8 +99,6 @@ def _of_connections(spec: Any) -> Iterator[str]:
         yield "job_spec.network: excludes psc_interface_config"
     if spec.tensorboard and not spec.service_account:
         yield "job_spec.tensorboard: needs service_account"
-    if spec.persistent_resource_id and not spec.service_account:
-        yield "job_spec.persistent_resource_id: needs service_account"
     base = spec.base_output_directory.output_uri_prefix
     if base and not base.startswith("gs://"):
         yield "job_spec.base_output_directory.output_uri_prefix: must be gs://"
