@@ -207,15 +207,6 @@ def test_an_epoch_is_two_lines():
     assert said[2:] == ["train:   val_loss 0.0652  input wait 25%"]
 
 
-@pytest.mark.parametrize("has_images", [False, True])
-def test_only_a_dataset_with_images_gets_advice_about_them(has_images):
-    counters, said = reports.Counters(1, seconds=1.0, waited=0.5), []
-    with progress.sink(lambda event: said.append(event.text)):
-        reports.Report(counters, 1, images=has_images).on_train_end()
-    assert ("images" in said[0]) == has_images
-    assert "cache memory" in said[0]
-
-
 def test_a_metric_that_does_not_exist_is_refused():
     with pytest.raises(
         SettingsError, match=r"^early_stopping: no metric 'val_los'; there are val_loss, val_mae$"

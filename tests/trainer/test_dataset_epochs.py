@@ -94,7 +94,7 @@ def test_a_resumed_sequence_is_the_same(case):
 def test_what_has_no_seed_is_named(data, named, capsys):
     stream(data)
     assert f"warning: train_data has no seed {named}: a resumed run reads" in capsys.readouterr().out
-    DataAdapter(1, 2, 2, 0).read(data, "data", steps=None, restart=True)
+    DataAdapter(0, 2, 2, 0).read(data, "data", steps=None, restart=True)
     assert f"data has no seed {named}: each process shuffles on its own, and" in capsys.readouterr().out
     stream(shuffled().batch(SIZE))
     assert capsys.readouterr().out == ""

@@ -99,7 +99,7 @@ class DataAdapter:
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
             source = ArrayEpochs(arrays, batch_size=self._global_batch_size(), shuffle=shuffle, seed=seed)
-        if source.unseeded and (self.workers > 1 or not restart):
+        if source.unseeded and self.worker == 0 and (self.workers > 1 or not restart):
             others = "" if self.workers == 1 or local_replicas else " each process shuffles on its own, and"
             progress.report(
                 "train",

@@ -193,10 +193,9 @@ def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.C
     if not run.cluster.is_chief:
         return []
     run.dirs.make()
-    in_memory, images = run.input_pipeline("train").in_memory, "image" in run.manifest.inputs
     callbacks = [
         HistoryFile(run.dirs.model, counters),
-        Report(counters, settings.epochs, in_memory=in_memory, images=images),
+        Report(counters, settings.epochs, in_memory=run.input_pipeline("train").in_memory),
         Board(str(run.dirs.logs), write_graph=False),
     ]
     if settings.tuning_metric:

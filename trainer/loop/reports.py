@@ -50,10 +50,9 @@ class Counters:
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
-    def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False, images: bool = False):
+    def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False):
         super().__init__()
-        smaller = ", images stored raw or smaller" if images else ""
-        self._advice = "larger batches" if in_memory else f"cache memory{smaller}"
+        self._advice = "larger batches" if in_memory else "cache memory, or images stored raw or smaller"
         self._counters = counters
         self._epochs = epochs
         self._epoch = 0
