@@ -1,15 +1,20 @@
-"""The model registry."""
+"""The model registry.
+
+Sources: the comments in google/cloud/aiplatform/v1/model.proto and model_service.proto, and
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model, model_service
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import ApiError, done, location, numbered, refuse
-from tests.contract.fake.model_rules import model_faults
 
 
 class Models:
@@ -22,7 +27,7 @@ class Models:
     def upload_model(self, request: model_service.UploadModelRequest) -> operations_pb2.Operation:
         """Answers with an operation that is done: the launcher looks at one that is not after 20 s."""
         parent = location(request.parent)
-        refuse(*model_faults(Model.pb(request.model)))
+        refuse(*_faults(Model.pb(request.model)))
         name = numbered(request.parent_model) or f"{parent}/models/{self._number()}"
         if request.parent_model and name not in self.models:
             raise ApiError(code_pb2.NOT_FOUND, f"parent_model: no model {request.parent_model!r}")
@@ -30,3 +35,20 @@ class Models:
         versions.append(request.model)
         response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
         return done(f"{name}/operations/{self._number()}", model_service.UploadModelResponse.pb(response))
+
+
+def _faults(model: Any) -> Iterator[str]:
+    """Yields what is wrong with a Model (protobuf), each fault beginning with the field's name."""
+    if not 1 <= len(model.display_name) <= 128:
+        yield "display_name: must have 1 to 128 characters"
+    for key, value in model.labels.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key) or not re.fullmatch(r"[a-z0-9_-]{0,64}", value):
+            yield f"labels: invalid label {key!r}: {value!r}"
+    if not model.artifact_uri.startswith("gs://"):
+        yield f"artifact_uri: must be gs://, got {model.artifact_uri!r}"
+    container = model.container_spec
+    if not container.image_uri:
+        yield "container_spec.image_uri: is required"
+    for name in ("predict_route", "health_route"):
+        if not getattr(container, name).startswith("/"):
+            yield f"container_spec.{name}: must begin with '/'"
