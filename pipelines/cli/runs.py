@@ -103,7 +103,7 @@ def submit(
         parameters,
         job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
         tags=pairs(tags, "--tag", SettingsError, "KEY=VALUE"),
-        enable_caching=False if no_cache else None,
+        cached=not no_cache,
         template_uri=template_uri,
     )
     for warning in warnings:

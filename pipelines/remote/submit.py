@@ -97,7 +97,7 @@ def job_request(
     *,
     job_id: str = "",
     tags: Mapping[str, str] | None = None,
-    enable_caching: bool | None = None,
+    cached: bool = True,
     template_uri: str = "",
 ) -> dict[str, Any]:
     """Returns a CreatePipelineJobRequest in the API's JSON.
@@ -108,16 +108,16 @@ def job_request(
         parameters: Checked values (`check_parameters`), without those that keep their default.
         job_id: Id of the run; "" leaves it out, as a schedule's request must.
         tags: Further tags of this run; the API calls them labels.
-        enable_caching: Caching of every task; None for the pipeline's own.
+        cached: Whether tasks may take cached results, where the pipeline lets them.
         template_uri: URL of the pipeline in the registry; "" for none.
 
     Raises:
         SettingsError: When there is no pipeline root.
     """
-    if enable_caching is not None:
+    if not cached:
         spec = copy.deepcopy(dict(spec))
         for _, task in all_tasks(spec):
-            task["cachingOptions"] = {"enableCache": True} if enable_caching else {}
+            task["cachingOptions"] = {}
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
     if not root:
         raise missing_error("pipeline_root")

@@ -85,14 +85,11 @@ def test_a_pipelines_own_root_is_used_where_there_is_no_other() -> None:
         job_request(nowhere, SPEC, {})
 
 
-@pytest.mark.parametrize(("enabled", "options"), [(True, {"enableCache": True}), (False, {})])
-def test_caching_is_set_for_every_task_and_leaves_the_pipeline_as_it_is(
-    enabled: bool, options: dict[str, Any]
-) -> None:
+def test_without_the_cache_every_task_runs_and_the_pipeline_is_left_as_it_is() -> None:
     before = copy.deepcopy(SPEC)
-    changed = job_request(ENVIRONMENT, SPEC, {}, enable_caching=enabled)["pipelineJob"]["pipelineSpec"]
-    assert changed["root"]["dag"]["tasks"]["a"]["cachingOptions"] == options
-    assert changed["components"]["comp-loop"]["dag"]["tasks"]["b"]["cachingOptions"] == options
+    changed = job_request(ENVIRONMENT, SPEC, {}, cached=False)["pipelineJob"]["pipelineSpec"]
+    assert changed["root"]["dag"]["tasks"]["a"]["cachingOptions"] == {}
+    assert changed["components"]["comp-loop"]["dag"]["tasks"]["b"]["cachingOptions"] == {}
     assert before == SPEC
 
 
