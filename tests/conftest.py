@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.helpers.mlflow_server import MlflowServer
     from tests.helpers.slurm import Slurm
 
 #: The discard port, where nobody listens.
@@ -128,14 +127,3 @@ def slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slu
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
     yield slurm_cluster
     slurm_cluster.reset()
-
-
-@pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """A real MLflow server, one in each process of pytest that needs it; it starts in ten seconds."""
-    from tests.helpers.mlflow_server import start, unavailable
-
-    if reason := unavailable():
-        pytest.skip(reason)
-    with start(tmp_path_factory.mktemp("mlflow")) as server:
-        yield server
