@@ -206,14 +206,9 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     """Makes an exported model the champion, if the champion is still the one that it was judged against.
 
     Publishing again makes a new version, unless `run`, the name of a run, has published this model already.
-
-    Raises:
-        ModelError: When `exported` is not a complete validation or its model is not blessed, the store is
-            damaged, or the champion has changed since the validation: then the new version is listed, and
-            can be promoted.
-        SettingsError: When `champion` cannot be written to.
-        RunError: When writing fails.
-        PlatformError: When the bucket cannot be reached, or refuses access.
+    Raises ModelError when `exported` is not a complete validation or its model is not blessed, the store is
+    damaged, or the champion has changed since the validation: then the new version is listed, and can be
+    promoted.
     """
     verdict = read_part(exported, BLESSING_FILE, Verdict)
     if not verdict.blessed:
@@ -243,8 +238,6 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     Raises:
         ModelError: When there is no such version or validation, it is not blessed and there is no override,
             it is the champion already, or the champion has changed meanwhile.
-        SettingsError: When there is no such directory, or it cannot be written to.
-        RunError, PlatformError: As `publish`.
     """
     require_store(champion)
     store = open_store(champion)
@@ -277,10 +270,8 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
 def rollback(champion: str | os.PathLike[str]) -> Version:
     """Makes the version that the champion replaced the champion again; nothing is removed or copied.
 
-    Raises:
-        ModelError: When there is no champion, it replaced none, the files of the other one are gone, the
-            store is damaged, or the champion has changed meanwhile.
-        RunError, PlatformError: When writing fails; the champion is unchanged then.
+    Raises ModelError when there is no such version, its files are gone, the store is damaged, or the champion
+    has changed meanwhile.
     """
     store = open_store(champion)
     pointer, seen = read_pointer(store, required=True)
