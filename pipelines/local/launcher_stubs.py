@@ -85,7 +85,6 @@ def _print_line(name: str, line: str) -> None:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the request that the launcher would send."""
     try:
         return dict(read_payload(options.payload))
     except ValueError as error:
@@ -136,7 +135,6 @@ def _report_only(topic: str, message: str) -> None:
 def _write_artifact(
     options: argparse.Namespace, name: str, uri: str, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes the output artifact of a launcher."""
     from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
 
     update_output_artifact(options.executor_input, name, uri, metadata or {})

@@ -316,7 +316,6 @@ class FailedRun:
         return {**parameters, "continue_run": start}
 
     def _checkpoints(self) -> Path | None:
-        """Returns the directory of the newest checkpoint."""
         checkpoints = [
             (index.stat().st_mtime, directory)
             for pattern in ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")

@@ -69,10 +69,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stderr=log,
         )
         try:
-            code = driver.wait(200)
+            code = driver.wait(240)
         finally:
             started = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
             driver.kill()
+            driver.wait()
             for process in started:
                 process.kill()
             psutil.wait_procs(started, timeout=10)

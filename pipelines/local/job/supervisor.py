@@ -258,7 +258,6 @@ class _RunningJob:
 
 
 def _describe_end(replica: Replica, code: int) -> str:
-    """Describes the end of a replica."""
     if replica.preempted:
         return f"{replica.name} was preempted after {replica.age:.0f} s"
     if code == EXIT_RESTART:
