@@ -218,9 +218,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     source = parameters["source"]
     check_form(source)
     # {date} is known at run time only, and a bucket may not be accessible from this machine.
-    is_remote = any(part in source for part in ("{date", "{last ", "://")) or source.startswith(
-        ("images:/gcs/", "text:/gcs/")
-    )
+    is_remote = any(part in source for part in ("{date", "{last ", "://", ":/gcs/"))
     if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
     elif here and is_plugin(source):
