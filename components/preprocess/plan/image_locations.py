@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
@@ -68,7 +67,6 @@ class ImageReader(AbstractContextManager["ImageReader"]):
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
-        self._is_prefetching = False
         self._lock = threading.Lock()
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +101,7 @@ class ImageReader(AbstractContextManager["ImageReader"]):
                 raise data
             return data
 
-        self.read, self._is_prefetching = read, True  # type: ignore[method-assign,assignment]
+        self.read = read  # type: ignore[method-assign,assignment]
 
     def read(self, location: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
         """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
@@ -119,29 +117,6 @@ class ImageReader(AbstractContextManager["ImageReader"]):
 
     def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
         """Yields the encoded images of records, b"" for those without one, in lists of about `size` bytes."""
-        numbers, lengths = block.heads["location"], block.heads["length"]
-        location = int(numbers[0])
-        if (
-            self._is_prefetching
-            or location == NO_LOCATION
-            or lengths.min() < 0
-            or (numbers != location).any()
-        ):
-            yield from self._one_by_one(block, size)
-            return
-        file = self._file(location)
-        last = np.flatnonzero(np.diff(np.cumsum(lengths) // size)) + 1
-        for start, end in pairwise([0, *last.tolist(), block.count]):
-            sizes = lengths[start:end].tolist()
-            try:
-                found = list(map(os.pread, repeat(file), sizes, block.heads["offset"][start:end].tolist()))
-            except OSError:
-                found = []
-            if list(map(len, found)) != sizes:  # which one, and why
-                found = list(chain.from_iterable(self._one_by_one(block.take(np.arange(start, end)), size)))
-            yield found
-
-    def _one_by_one(self, block: Records, size: int) -> Iterator[list[bytes]]:
         batch, held = list[bytes](), 0
         for key, path, _, _, location, offset, length in block.fields():
             data = b"" if location == NO_LOCATION else self.read(location, offset, length, path, key)
