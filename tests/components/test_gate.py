@@ -172,7 +172,7 @@ def test_errors_of_all_batches_rank_on_one_scale():
             None,
             {"city": np.array(["Ulm", "é" * 500])},
         )
-        answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {}, {})
+        answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {})
         return list(find_mistakes(label, batch, answer, [Spread(0.0, 2000.0, 900.0, 10.0)]))
 
     (wrong, index, mistake), _ = worst([1.0, 2.0], [1.5, 4.0])
