@@ -8,6 +8,7 @@ import keyword
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,8 +100,13 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
             target = directory / path
             written.append(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
+            except OSError:  # part of a project would be in the way of the next try; a .git stays
+                for made in {directory / each.parts[0] for each in written}:
+                    shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
+                raise
     return sorted(written)
 
 
