@@ -25,8 +25,8 @@ from benchmarks.simulated import (
     verdict_on_slide,
 )
 from shardline.components.model_store.champions import Version
+from shardline.components.validate.gate.champion import compare_with_past
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.past import compare_with_past
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.intervals import number_groups

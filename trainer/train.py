@@ -36,8 +36,7 @@ from shardline.trainer.loop.reports import Counters, to_json_values
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
 from shardline.trainer.models import saving
-from shardline.trainer.models.export_check import check_export
-from shardline.trainer.models.interface import Interface, read_interface
+from shardline.trainer.models.interface import Interface, check_export, read_interface
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
-from shardline.pipelines.check.job import Job, Pool, jobs
-from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
+from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values

@@ -14,8 +14,7 @@ from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
-from shardline.pipelines.check.job import Job, jobs
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check.pipeline import Job, Pipeline, jobs
 from shardline.pipelines.settings import Environment, missing_error
 from shardline.pipelines.spec import all_tasks, declared_parameters, defaults
 from shardline.trainer.base import progress

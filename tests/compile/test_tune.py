@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
-from shardline.pipelines.check.job import jobs
-from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline
+from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline, jobs
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.parameters import load_study

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from shardline.components.validate.gate.judged_rule import JudgedRule
+from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.report.model_card import TrainingRecord, make_card
 from shardline.trainer.data.features import Feature
 from tests.helpers.reports import EXPORT, make_blessing, make_evaluation, make_manifest

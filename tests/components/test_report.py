@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import relink_page
-from shardline.components.validate.gate.judged_rule import JudgedRule
+from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.model_card import TrainingRecord
 from shardline.components.validate.report.plots import draw_confusion

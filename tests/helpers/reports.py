@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.judged_rule import JudgedRule
-from shardline.components.validate.gate.verdict import Blessing
+from shardline.components.validate.gate.verdict import Blessing, JudgedRule
 from shardline.components.validate.metrics.evaluation import (
     Bin,
     ClassScore,

@@ -4,7 +4,7 @@ import pytest
 
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.loop.build import build
-from shardline.trainer.models.export_check import check_export
+from shardline.trainer.models.interface import check_export
 from tests.helpers.datasets import write_dataset
 from tests.helpers.heads import read_head
 

@@ -9,8 +9,7 @@ import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
 from shardline.components.vertex.payload import is_surely_missing, whole_number
-from shardline.pipelines.check.job import Job, fill, jobs
-from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
+from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 

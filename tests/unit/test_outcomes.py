@@ -11,8 +11,7 @@ from scipy import stats
 from sklearn import metrics
 
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.judged_rule import JudgedRule
-from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
 from shardline.components.validate.metrics.intervals import share_interval

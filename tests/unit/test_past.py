@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardline.components.model_store.champions import Version
-from shardline.components.validate.gate.past import compare_with_past
+from shardline.components.validate.gate.champion import compare_with_past
 from shardline.components.validate.gate.rules import GateRule, parse_rule
 from shardline.components.validate.metrics.classes import ClassOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead

@@ -6,10 +6,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.validate.gate.comparisons import reject
 from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, GateSettings, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
-from shardline.components.validate.gate.verdict import Absence, judge
+from shardline.components.validate.gate.verdict import Absence, judge, reject
 from shardline.components.validate.metrics.evaluation import (
     Baseline,
     ClassScore,

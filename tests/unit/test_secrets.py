@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.check.checks import check_run
-from shardline.pipelines.plain_secrets import secret_kind
+from shardline.pipelines.check.rules.containers import secret_kind
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
 

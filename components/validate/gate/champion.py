@@ -6,9 +6,11 @@ its training split, and a later run leaves test examples with these keys out of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
@@ -22,16 +24,20 @@ from shardline.components.model_store.store import champion_directory, open_stor
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
 from shardline.components.validate.export.signatures import CALLS, ServedModel
-from shardline.components.validate.gate.past import Former, compare_with_past
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.gate.verdict import Absence
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
-from shardline.components.validate.metrics.evaluation import Evaluation, Lead
+from shardline.components.validate.metrics.evaluation import Evaluation, Lead, PastLead
 from shardline.components.validate.metrics.intervals import Ints
+from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
+from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
+
+if TYPE_CHECKING:
+    from shardline.components.validate.evaluate import Assessment
 
 #: Examples that must remain for a comparison with the champion, where others are left out.
 MIN_COMPARED = 50
@@ -329,3 +335,71 @@ def _digest(keys: Keys) -> str:
 
 
 _NO_KEYS: Keys = np.zeros(0, np.uint64)
+
+
+#: Predictions of a former champion by label, and the mask of the examples that it was trained on, if known.
+Former = tuple[Mapping[str, Outcomes], npt.NDArray[np.bool_] | None]
+
+
+def compare_with_past(
+    challenger: Assessment,
+    last: Sequence[Version],
+    slides: Iterable[GateRule],
+    predict: Callable[[Version], Former | str],
+) -> dict[str, PastLead]:
+    """Returns the lead over the best of the `last` champions, newest first, for each rule, by expression.
+
+    `predict` returns the predictions of a former champion, or why there are none; it is called once for each.
+    """
+    predict = cache(predict)
+    return {slide.expression: _compare_with_best(challenger, last, slide, predict) for slide in slides}
+
+
+def _compare_with_best(
+    challenger: Assessment,
+    last: Sequence[Version],
+    slide: GateRule,
+    predict: Callable[[Version], Former | str],
+) -> PastLead:
+    """Returns the lead over the best of so many champions, the first of which is the present one.
+
+    They are those 1, 2, 4, 8 ... before it, and no further back than the oldest. The best is that with the
+    best recorded metric, which is measured again unless it is the present one. One that cannot be measured is
+    left out.
+    """
+    places = {0, *(min(2**power, len(last) - 1) for power in range(slide.last - 1))}
+    last, name, notes = [last[place] for place in sorted(places)], slide.expression, list[str]()
+    values = {each: value for each in last if (value := each.metrics.get(name)) is not None}
+    if unknown := len(last) - len(values):
+        notes.append(f"{unknown:,} of {len(last)} champions have no recorded {name}")
+    compared = len(values)
+    # Of equal ones, the newest.
+    for version in sorted(values, key=values.__getitem__, reverse=slide.metric not in LOWER_IS_BETTER):
+        if version is last[0]:
+            best = f"the champion is the best of {compared}"
+            notes.insert(0, best if compared > 1 else "there is no other champion to compare with")
+            break
+        former = predict(version)
+        found = former if isinstance(former, str) else _lead_over(former, challenger, slide)
+        if isinstance(found, PastLead):
+            note = "; ".join(filter(None, [*notes, found.note]))
+            return replace(found, version=version.version, compared=compared, note=note)
+        notes.append(f"{version.version} is left out: {found}")
+        compared -= 1
+    return PastLead(compared=compared, note="; ".join(notes))
+
+
+def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> PastLead | str:
+    """Returns the metric of a former champion and the lead over it, or why they are not known."""
+    outcomes, seen = former
+    theirs, note = outcomes[slide.label or next(iter(outcomes))], ""
+    if seen is None:
+        note = "it is not known which examples it was trained on"
+    elif seen.any():
+        ours, theirs = ours.select(~seen), theirs.select(~seen)
+        note = f"on {(~seen).sum():,} of the {len(seen):,} examples: it was trained on the others"
+    lead = ours.outcomes[theirs.label.name].leads(theirs).get(slide.metric)
+    value = ours.evaluation.metrics.get(slide.expression)
+    if lead is None or value is None:
+        return f"no {slide.expression} of both on the same examples"
+    return PastLead(value=value - lead.difference, lead=lead, note=note)

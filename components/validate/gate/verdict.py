@@ -3,17 +3,329 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal, NamedTuple
 
-from shardline.components.model_store import Verdict
+from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.comparisons import Comparison, compare, find_reference
-from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, Gate
-from shardline.components.validate.gate.judged_rule import MAX_NAMES, JudgedRule, Judgement, describe
-from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule, evaluate_expression
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation
+from shardline.components.validate.gate.gate import (
+    CHAMPION,
+    EXAMPLES,
+    FAMILY,
+    LEVEL,
+    LOOKS,
+    SLIDE,
+    VARIETY,
+    Gate,
+)
+from shardline.components.validate.gate.rules import (
+    BEST,
+    OFF,
+    OPERATORS,
+    GateRule,
+    evaluate_expression,
+    slice_values,
+)
+from shardline.components.validate.metrics.evaluation import (
+    MIN_SLICE,
+    Evaluation,
+    Grouping,
+    Interval,
+    Lead,
+    PastLead,
+)
+from shardline.components.validate.metrics.intervals import p_below
+from shardline.components.validate.metrics.metrics import CHECKS, LOWER_IS_BETTER, MAIN, SHARES
+
+#: Names in a sentence, at most.
+MAX_NAMES = 5
+
+# Labels of the metrics that are counts.
+_LABELS = {metric.name: metric.label for metric in CHECKS}
+
+# What a value is that fails a comparison, by its operator.
+_FAILED = {">=": "below", ">": "not above", "<=": "above", "<": "not below", "==": "not"}
+
+# Headlines of the rules about the model that failed, by their name.
+_HEADLINES = {
+    "classes": "Never predicts {blind_to}",
+    VARIETY: "Cannot be judged: {rule.note}",
+    EXAMPLES: "Too few to judge: {rule.left_text} test examples",
+    "export": "The exported model answers differently from the trained one, by up to {rule.left_text}",
+    "golden": "The exported model answers differently in a clean process, by up to {rule.left_text}",
+    "finite": "Outputs that are not finite, for {rule.left_text} examples",
+    "batch": "Answers depend on the other examples of a request, by up to {rule.left_text}",
+}
+
+# Beginning of what is not decided; the difference as measured follows.
+_UNDECIDED = "Not decided on {} whether it is worse than {} ("
+
+#: "unmeasured": a value is missing. "undecided": too few examples to decide. "skipped": the policy for a
+#: first run lets it pass. "off": a default rule that the settings leave out.
+Judgement = Literal["passed", "failed", "unmeasured", "undecided", "skipped", "off"]
+
+
+@dataclass(frozen=True)
+class JudgedRule:
+    """One rule, its two sides and the verdict on it.
+
+    Attributes:
+        rule: The rule as it was written: "accuracy >= champion - 0.005".
+        metric: Its metric expression: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
+        left: Value of the metric expression; None where it could not be measured.
+        right: The limit; None where the reference's value could not be measured.
+        reference: What the limit is relative to, as of `GateRule`.
+        difference: 95 % interval of the value minus the reference's, paired.
+        note: Remark (which slice is the worst, why the rule is undecided), or "".
+        name, why: Name and purpose of a default rule; "" for a user's.
+        blocks: Whether it blocks the model, by its verdict and the policies of the gate.
+    """
+
+    rule: str
+    metric: str
+    left: float | None
+    operator: str
+    right: float | None
+    verdict: Judgement
+    interval: Interval | None = None
+    champion: float | None = None
+    difference: Interval | None = None
+    p: float | None = None
+    note: str = ""
+    name: str = ""
+    why: str = ""
+    reference: str = ""
+    blocks: bool = False
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Whether it failed though the value is on the right side: chance may explain that."""
+        if self.verdict != "failed" or self.p is None or self.left is None or self.right is None:
+            return False
+        return OPERATORS[self.operator](self.left, self.right)
+
+    @property
+    def left_text(self) -> str:
+        """The value as text; never rounded to a limit that it does not equal."""
+        if self.left is None:
+            return "not measured" if self.metric else ""
+        if isinstance(self.left, int):
+            return f"{self.left:,}"
+        short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
+        return repr(self.left) if float(short) == self.right and self.left != self.right else short
+
+    @property
+    def right_text(self) -> str:
+        """The limit as text."""
+        if self.right is not None:
+            return f"{self.right:g}"
+        return f"the {'best champion' if self.reference == BEST else self.reference}'s" * bool(self.metric)
+
+    def __str__(self) -> str:
+        if self.verdict == "off":
+            return f"the rule {self.name!r} is off"
+        note = f" ({self.note})" if self.note else ""
+        if self.verdict in ("unmeasured", "undecided", "skipped"):
+            return f"{self.rule} is {'not decided' if self.verdict == 'undecided' else self.verdict}{note}"
+        label, comparison = _LABELS.get(self.metric), f" {self.operator}"
+        if self.verdict == "failed":
+            significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
+            failed = _FAILED[self.operator] if self.p is None else significantly
+            comparison = f", {failed}" if label else f" is {failed}"
+        left = f"{label}:" if label else self.metric
+        return f"{left} {self.left_text}{comparison} {self.right_text}{note}"
+
+
+def describe(
+    blocking: Sequence[JudgedRule], rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool
+) -> str:
+    """Returns the verdict in one short sentence."""
+    if blocking:
+        first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)
+        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        return f"{_describe_rule(first_rule, evaluation)}{more}{NOT_BLESSED}"
+    too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
+    few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
+    versus = [rule for rule in rules if rule.name == CHAMPION]
+    sentences = [_describe_rule(rule, evaluation) for rule in versus]
+    if not versus or versus[0].left is None or versus[0].champion is None:
+        off = any(rule.verdict == "off" for rule in versus)
+        start = "First champion" if first and not off else "Compared with no champion"
+        sentences = [f"{start}, {evaluation.quality}"]
+    others = (rule for rule in rules if rule.name != CHAMPION and rule.verdict == "undecided")
+    sentences += [f"{rule.metric} is not decided" for rule in others]
+    again = _UNDECIDED.format(evaluation.champion_comparison.sample, "the champion")
+    return f"{'; '.join(sentences).replace(f'); {again}', ', ')}{few}{BLESSED}"
+
+
+def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
+    if rule.name in (CHAMPION, SLIDE):
+        return _describe_difference(rule, evaluation.champion_comparison.sample)
+    if rule.why and rule.verdict == "failed":
+        if text := _HEADLINES.get(rule.name):
+            return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, MAX_NAMES))
+        baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
+        if baseline:
+            start = "Not significantly" if rule.is_by_chance else "No"
+            by = f" in {rule.metric}" if label else ""
+            return f"{start} better{by} than always answering {baseline.answer}"
+    return str(rule)
+
+
+def _describe_difference(rule: JudgedRule, sample: str) -> str:
+    other = "the champion" if rule.name == CHAMPION else "the best of former champions"
+    if rule.left is None or rule.champion is None:
+        # Without the remedy, which follows the semicolon.
+        return f"Not compared with {other}: {rule.note.partition('; ')[0]}"
+    difference = rule.left - rule.champion
+    ahead = (difference > 0) == (rule.operator in (">=", ">"))
+    label, _, metric = rule.metric.rpartition(".")
+    by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
+    by += f" {'better' if ahead else 'worse'}" if difference else ""
+    by += f" in {rule.metric}" if label or metric not in SHARES else ""
+    if rule.verdict == "undecided":
+        return f"{_UNDECIDED.format(sample, other)}{by if difference else 'no difference found'})"
+    if not difference:
+        return f"As good as {other}"
+    if rule.verdict == "failed" and ahead:
+        return str(rule)
+    if rule.verdict == "passed" and not ahead:
+        return f"As good as {other} ({by}, within what is allowed)"
+    return f"{by} than {other}"
+
+
+# Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
+_DIGITS = 9
+
+
+class Comparison(NamedTuple):
+    """One comparison of a rule.
+
+    Attributes:
+        slice: Name of the slice; "" for all examples.
+        left, right: The value, and that of the reference or the limit.
+        holds: Whether the rule holds here; with a tolerance, beyond doubt.
+        p: One-sided p value of "the value is not worse".
+        least: How far it is ahead at least: the lower end of the 95 % interval, where one is known.
+        difference: 95 % interval of the value minus the reference's; None where unknown.
+        worse: Whether it is worse beyond doubt, with all other comparisons of the family taken into account.
+    """
+
+    slice: str
+    left: float
+    right: float
+    holds: bool
+    p: float
+    least: float
+    difference: Interval | None = None
+    worse: bool = False
+
+
+def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRule, Sequence[Comparison]]:
+    """Returns the comparisons of each rule with a tolerance, and of each rule about the worst slice.
+
+    A rule whose values are not known has none.
+    """
+    families: dict[tuple[str, float], list[tuple[GateRule, Comparison]]] = {}
+    slides = sum(rule.reference == BEST for rule in rules)
+    for rule in dict.fromkeys(rules):
+        families.setdefault(_family(rule, slides), []).extend(
+            (rule, each) for each in _compare(rule, evaluation)
+        )
+    decided: dict[GateRule, list[Comparison]] = {}
+    for (_, level), members in families.items():
+        rejected = reject([each.p for _, each in members], level)
+        for (rule, each), is_worse in zip(members, rejected, strict=True):
+            decided.setdefault(rule, []).append(each._replace(worse=is_worse and not each.holds))
+    return decided
+
+
+def reject(values: Sequence[float], level: float = FAMILY) -> list[bool]:
+    """Returns which p values of a family are significant (Holm, 1979), none of them above `level`; NaN is."""
+    values = [0.0 if math.isnan(value) else value for value in values]
+    rejected = [False] * len(values)
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        if values[index] >= min(FAMILY / (len(values) - rank), level):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def _family(rule: GateRule, slides: int) -> tuple[str, float]:
+    """Returns the family of a rule's comparisons, and the highest level of a single one."""
+    if rule.reference == BEST:  # a share for each look, rule about a slide, and champion (Bonferroni)
+        return rule.text, FAMILY / (LOOKS * slides * rule.last)
+    if rule.reference == "baseline":
+        return rule.text, LEVEL
+    return ("slices", FAMILY) if rule.worst or rule.slice else ("champion", LEVEL)
+
+
+def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Lead | None, str]:
+    """Returns the value of a rule's reference, the lead over it, None each where not known, and a note."""
+    if rule.reference == "baseline":
+        other = evaluation.of(rule.label).baseline
+        if not other:
+            return None, None, "the baseline was not measured"
+        note = f"always answering {other.answer}"
+        return other.metrics.get(rule.metric), other.leads.get(rule.metric), note
+    if rule.reference == BEST:
+        past = evaluation.past.get(rule.expression, PastLead())
+        best = f"{past.version} is the best of {past.compared} champions" if past.version else ""
+        return past.value, past.lead, "; ".join(filter(None, (best, past.note)))
+    assert evaluation.champion
+    theirs, _, reason = evaluate_expression(rule, evaluation.champion)
+    return theirs, evaluation.leads.get(rule.expression), f"champion: {reason}" if theirs is None else ""
+
+
+def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
+    if rule.reference in ("champion", BEST):
+        evaluation = evaluation.champion_comparison
+        if evaluation.champion is None:
+            return
+    if rule.worst and (rule.within is not None) == bool(rule.reference):
+        yield from _compare_slices(rule, evaluation)
+    elif rule.within is not None:
+        left, (right, lead, _) = evaluate_expression(rule, evaluation)[0], find_reference(rule, evaluation)
+        if rule.reference == BEST and right is not None:  # perhaps on other examples than the champion's
+            left = right + lead.difference if lead else None
+        if left is not None and right is not None:
+            yield _compare_within(rule, rule.slice, left, right, lead, evaluation.groups)
+
+
+def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
+    part, lower = evaluation.of(rule.label), rule.metric in LOWER_IS_BETTER
+    theirs = {item.name: value for item, value in slice_values(rule, evaluation.champion or evaluation)}
+    for item, value in slice_values(rule, evaluation):
+        of_part = {"class": "recall", "label": "f1"}.get(item.name.partition("=")[0])
+        # The accuracy of a class is its recall.
+        name = f"{of_part if of_part and rule.metric == MAIN[part.kind] else rule.metric}[{item.name}]"
+        if rule.reference and item.decided:
+            lead = evaluation.leads.get(".".join(filter(None, (rule.label, name))))
+            other = theirs.get(item.name, math.nan)
+            yield _compare_within(rule, item.name, value, other, lead, evaluation.groups)
+        elif item.decided and (rule.operator in ("<=", "<")) == lower:
+            interval = part.intervals.get(name) if of_part else item.interval
+            share = rule.metric in ("accuracy", "recall")
+            p = p_below(value, rule.limit, interval, item.effective, share=share, lower_is_better=lower)
+            holds = OPERATORS[rule.operator](value, rule.limit)
+            yield Comparison(item.name, value, rule.limit, holds, p, -abs(value - rule.limit))
+
+
+def _compare_within(
+    rule: GateRule, name: str, left: float, right: float, lead: Lead | None, groups: Grouping | None
+) -> Comparison:
+    """Compares with a reference; without a lead, as measured, but a single group decides nothing."""
+    if lead is None and groups and (name or groups.count < 2):
+        return Comparison(name, left, right, holds=False, p=1.0, least=-math.inf)
+    allowed = (rule.within or 0.0) * (abs(right) if rule.relative else 1.0)
+    sign = 1.0 if rule.operator == ">=" else -1.0
+    least = min(sign * end for end in lead.interval) if lead else sign * (left - right)
+    holds = round(least, _DIGITS) >= -allowed  # NaN does not
+    p = lead.p_worse if lead else float(holds)
+    return Comparison(name, left, right, holds, p, least, lead.interval if lead else None)
+
 
 # Limits of the warnings on calibration error, and on costs as multiples of the champion's. Other load on the
 # machine can double a latency.

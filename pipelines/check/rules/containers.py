@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardline.components.vertex.payload import argv, list_at, literal_string
-from shardline.pipelines.check.job import Job, Pool, jobs
-from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
+from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import OWN_PIPELINES
-from shardline.pipelines.plain_secrets import secret_kind
 from shardline.pipelines.settings import placeholder
 
 #: Images whose tags do not matter: prebuilt ones of Vertex AI, for which the documentation requires the tag
@@ -144,3 +144,109 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
 
 def _variables(env: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     return [(str(item.get("name", "")), item.get("value")) for item in env]
+
+
+#: Patterns of secrets with a documented prefix, alphabet or length.
+_PATTERNS = {
+    "a private key": re.compile(r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY( BLOCK)?-----"),
+    "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Google OAuth token": re.compile(r"\bya29\.[0-9A-Za-z_-]{20,}"),
+    "a Google OAuth client secret": re.compile(r"\bGOCSPX-[0-9A-Za-z_-]{20,}"),
+    "a Google OAuth refresh token": re.compile(r"\b1//0[0-9A-Za-z_-]{40,}"),
+    "an AWS access key": re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "an Azure account key": re.compile(r"AccountKey=[0-9A-Za-z+/]{86}=="),
+    "a GitHub token": re.compile(r"\b(gh[pousr]_[0-9A-Za-z]{36,}|github_pat_[0-9A-Za-z_]{60,})"),
+    "a GitLab token": re.compile(r"\bgl(pat|dt|rt|cbt|ptt)-[0-9A-Za-z_-]{20,}"),
+    "a Slack token": re.compile(r"\bx(ox[abeoprs]|app)-[0-9A-Za-z-]{10,}"),
+    "a Hugging Face token": re.compile(r"\bhf_[0-9A-Za-z]{30,}\b"),
+    "an OpenAI or Anthropic key": re.compile(
+        r"\bsk-(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[A-Z])[\w-]{32,}", re.ASCII
+    ),
+    "a JSON Web Token": re.compile(r"(?<![\w-])eyJ[\w-]{8,4000}\.eyJ[\w-]{8,4000}\.[\w-]*", re.ASCII),
+    "a Stripe key": re.compile(r"\b[rs]k_live_[0-9A-Za-z]{20,}"),
+    "a SendGrid key": re.compile(r"\bSG\.[0-9A-Za-z_-]{22}\.[0-9A-Za-z_-]{43}"),
+    "a package registry's token": re.compile(r"\b(npm_[0-9A-Za-z]{36}|pypi-AgE[0-9A-Za-z_-]{50,})"),
+    "a bearer token": re.compile(r"(?i)\bbearer\s+[0-9A-Za-z._~+/-]{20,}"),
+    "a webhook's address": re.compile(
+        r"https://(hooks\.slack\.com/(services|workflows|triggers)/|discord(app)?\.com/api/webhooks/"
+        r"|[\w.-]+\.webhook\.office\.com/|chat\.googleapis\.com/v1/spaces/[^/\s]+/messages\?)[^\s\"']"
+    ),
+    "a password in an address": re.compile(
+        r"(?<![a-z0-9+])[a-z][a-z0-9+]{0,20}://[^/\s:@{}$<]{0,99}:[^/\s:@{}$<]{1,999}@[\w.-]"
+    ),
+}
+
+#: Names whose plain-text value is always a secret; and ambiguous names (a tokenizer's token, a kind of
+#: authorization), whose value is a secret only if it looks like one.
+_NAME = re.compile(
+    r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key"
+    r"|client[_-]?secret|(?-i:(?<=_)PASS|PGPASSWORD))$"
+)
+_WEAK_NAME = re.compile(r"(?i)(^|[_.-])(token|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
+#: Values that are not secrets: a resource's name, a path, a placeholder, a tokenizer's token.
+_REFERENCE = re.compile(r"(projects|secrets)/\S+|(gs:/)?/\S+|.*\{\{.*|\$\{?\w+\}?|\[\w+\]|<[\w/|]+>")
+
+#: Assignments: of code or JSON, of a command line, of an environment, of a line in a settings file. A name is
+#: bounded on its left; without that, a text without spaces takes quadratic time.
+_ASSIGNMENTS = (
+    re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s{0,9}[=:]\s{0,9}["']([^"'\s]{8,})["']"""),
+    re.compile(r"""(?:^|\s)--([a-z][\w-]*)[= ]["']?([^\s"'$(){}-][^\s"'$(){}]{7,})"""),
+    re.compile(r"""(?:^|\s)([A-Z][A-Z0-9_]*)=["']?([^\s"'$(){}]{8,})"""),
+    re.compile(
+        r"(?m)(?<![\w.])([a-z]\w*)(?:[ \t]{0,9}=[ \t]{0,9}|:[ \t]{1,9})"
+        r"(?=\S{0,99}\d)(?=\S{0,99}[A-Za-z])([\w+/=-]{16,})$"
+    ),
+)
+#: Base64, and the end of a line inside of it, as a text or in JSON.
+_BASE64 = re.compile(r"[0-9A-Za-z+/_-]{40,}")
+_WRAP = re.compile(r"(?<=[0-9A-Za-z+/_-]{40})(?:\s|\\[rn]){1,9}(?=[0-9A-Za-z+/_-])")
+
+
+def secret_kind(name: str, value: Any) -> str | None:
+    """Returns the kind of secret that a named value holds at any depth, such as "a Slack token"; or None.
+
+    Texts are searched for the key formats of many vendors, also in base64, and for assignments to names of
+    secrets. A plain text with such a name always counts as a secret.
+    """
+    return next(_kinds(name, value), None)
+
+
+def _kinds(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _in_text(str(key))
+            yield from _kinds(str(key), item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _kinds(name, item)
+    elif isinstance(value, str):
+        yield from _in_text(value)
+        assignments = (pattern.findall(value) for pattern in _ASSIGNMENTS)
+        if any(
+            _is_secret(*pair) for pair in ((name, value), *(pair for each in assignments for pair in each))
+        ):
+            yield "a secret, by its name"
+
+
+def _in_text(text: str) -> Iterator[str]:
+    yield from (kind for kind, pattern in _PATTERNS.items() if pattern.search(text))
+    for encoded in _BASE64.findall(_WRAP.sub("", text)):
+        for start in range(4):  # other letters may precede it
+            yield from (f"{kind}, in base64" for kind in _in_text(_decoded(encoded[start:])))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    text = value.strip()
+    if not text or _REFERENCE.fullmatch(text):
+        return False
+    return bool(_NAME.search(name) or (_WEAK_NAME.search(name) and _RANDOM.fullmatch(text)))
+
+
+def _decoded(text: str) -> str:
+    """Returns the text that letters of either base64 alphabet encode; "" if it is not text."""
+    plain = text.translate(str.maketrans("-_", "+/"))
+    content = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
+    sample = content[:256]
+    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # about half of random bytes are
+    return content.decode("utf-8", "ignore") if is_text else ""

@@ -14,8 +14,7 @@ from shardline.components.vertex.payload import (
     mapping_at,
     whole_number,
 )
-from shardline.pipelines.check.job import Job, Pool
-from shardline.pipelines.check.pipeline import PARAMETER
+from shardline.pipelines.check.pipeline import PARAMETER, Job, Pool
 from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
