@@ -30,7 +30,7 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.intervals import number_groups
-from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.components.validate.metrics.scores import RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
 # 2. Coverage.

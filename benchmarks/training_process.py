@@ -70,7 +70,7 @@ def _variant(
     from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.cluster.collectives import make_summation
-    from shardline.trainer.loop.optimizers import tune_optimizer
+    from shardline.trainer.loop.build import accumulate_gradients
     from shardline.trainer.loop.step import StepLoop
 
     settings = TrainSettings(dataset="-", model=request["model"], **options)
@@ -79,7 +79,7 @@ def _variant(
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = _model(request)
-        tune_optimizer(model, settings, replicas)
+        accumulate_gradients(model, settings.gradient_accumulation_steps)
         model._symbolic_build(data_batch=batch)
     if name in _PEERS:
         return _PEERS[name](model, batch)

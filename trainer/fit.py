@@ -28,11 +28,10 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
-from shardline.trainer.loop.build import BuildModel, build_with_variables
+from shardline.trainer.loop.build import BuildModel, build_with_variables, learning_rates
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
-from shardline.trainer.loop.optimizers import learning_rates
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import RunPlan, TrainingRun, Watchdog

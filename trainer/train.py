@@ -25,11 +25,16 @@ from shardline.trainer.data import examples, transforms
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import evaluator
-from shardline.trainer.loop.build import build, create_variables, model_function
+from shardline.trainer.loop.build import (
+    accumulate_gradients,
+    build,
+    create_variables,
+    learning_rates,
+    model_function,
+)
 from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks
 from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
-from shardline.trainer.loop.optimizers import accumulate_gradients, learning_rates
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values

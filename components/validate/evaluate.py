@@ -19,12 +19,15 @@ import xxhash
 
 from shardline.components.validate.export.predictions import THRESHOLD, Predictions
 from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
-from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.metrics import QUALITY
 from shardline.components.validate.metrics.outcomes import Outcomes, count_distinct
-from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.components.validate.metrics.scores import (
+    ClassOutcomes,
+    MultilabelOutcomes,
+    RegressionOutcomes,
+)
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
 from shardline.trainer.data.decode import encode_stored

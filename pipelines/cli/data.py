@@ -189,7 +189,7 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
     contain.
     """
-    from shardline.components.preprocess.inspect.draft import draft
+    from shardline.components.preprocess.inspect.profile import draft
     from shardline.components.preprocess.inspect.stats import stats
     from shardline.trainer.data import manifest as manifests
 

@@ -13,8 +13,7 @@ import click
 from shardline.components.text import fitted
 from shardline.pipelines.cli.checks import check, doctor, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
-from shardline.pipelines.cli.gate import gate
-from shardline.pipelines.cli.models import champion, rehearse, validate
+from shardline.pipelines.cli.models import champion, gate, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit, upload

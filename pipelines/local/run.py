@@ -29,7 +29,7 @@ from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
-from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_file, read_pipeline

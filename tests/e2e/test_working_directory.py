@@ -10,7 +10,7 @@ from kfp import compiler, dsl
 
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process.environment import with_safe_path
+from shardline.pipelines.local.process.processes import with_safe_path
 from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import pool

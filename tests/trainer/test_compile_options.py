@@ -14,9 +14,8 @@ from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
 from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop import engine
-from shardline.trainer.loop.build import build
+from shardline.trainer.loop.build import accumulate_gradients, build, learning_rates
 from shardline.trainer.loop.engine import own_statistics
-from shardline.trainer.loop.optimizers import accumulate_gradients, learning_rates
 from shardline.trainer.train import train
 from tests.helpers import losses, models
 from tests.helpers.history import read_history

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shardline.components.validate.metrics.classes import ClassOutcomes
 from shardline.components.validate.metrics.intervals import (
     Estimate,
     Floats,
@@ -24,6 +23,7 @@ from shardline.components.validate.metrics.intervals import (
     tango,
 )
 from shardline.components.validate.metrics.outcomes import measure_roc_pr
+from shardline.components.validate.metrics.scores import ClassOutcomes
 from tests.helpers.labels import class_label
 
 GROUPS = np.repeat(np.arange(20), 50)

@@ -12,11 +12,14 @@ from sklearn import metrics
 
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import JudgedRule, judge
-from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
 from shardline.components.validate.metrics.intervals import share_interval
 from shardline.components.validate.metrics.metrics import MAIN
-from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.components.validate.metrics.scores import (
+    ClassOutcomes,
+    MultilabelOutcomes,
+    RegressionOutcomes,
+)
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.preprocess.inspect.draft import _widened
+from shardline.components.preprocess.inspect.profile import _widened
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.schema import Schema, read
 from shardline.components.preprocess.settings import PreprocessSettings

@@ -1,20 +1,22 @@
-"""Model building: a compiled model with its variables, from a model function or a program's `build_model`."""
+"""Model building: a compiled model with its variables and optimizers, from a function or a program."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import LearningRateSchedule
 
 from shardline.trainer.adapters.adapter import Batches
 from shardline.trainer.base import plugins
-from shardline.trainer.base.errors import ModelError, ShardlineError
+from shardline.trainer.base.errors import ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data.manifest import DatasetInfo
@@ -22,11 +24,14 @@ from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.keras_compat.keras_compilation import build_only, describe_model_error
 from shardline.trainer.keras_compat.keras_internals import (
     build_symbolically,
+    inner_optimizers,
+    moving_averages,
+    own_learning_rate,
     record_jit_compile,
     returns_custom_metrics,
+    updating_optimizers,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
-from shardline.trainer.loop.optimizers import accumulate_gradients
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.zoo import find_application
 
@@ -172,3 +177,60 @@ def _replica_part(batches: Batches, replicas: int) -> Any:
     """Returns the part of one replica of the first batch, at least an example."""
     share = 1 if batches.is_per_process else replicas
     return tf.nest.map_structure(lambda part: part[: max(1, len(part) // share)], batches.first_batch)
+
+
+def accumulate_gradients(model: keras.Model, steps: int) -> None:
+    """Sets the steps of an update in a compiled model that is not yet built, or has them already."""
+    if steps == 1:
+        return
+    if model.optimizer is None:
+        raise SettingsError("gradient_accumulation_steps needs a model that is compiled with an optimizer")
+    inner = inner_optimizers(model.optimizer)
+    if not inner:
+        raise SettingsError("gradient_accumulation_steps needs a MultiOptimizer with an OptimizerMap")
+    for optimizer in inner:
+        own = optimizer.gradient_accumulation_steps
+        if own and own != steps:
+            raise SettingsError(
+                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; set "
+                "one of them"
+            )
+        if not own and optimizer.built:
+            raise SettingsError(
+                "gradient_accumulation_steps needs an optimizer that has not been built; build_model has "
+                "built it"
+            )
+        optimizer.gradient_accumulation_steps = steps
+
+
+def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
+    """Returns the learning rate of each of a model's optimizers: a number, or a schedule's configuration."""
+    return [_describe(own_learning_rate(optimizer)) for optimizer in updating_optimizers(model)]
+
+
+def _describe(rate: Any) -> float | dict[str, Any]:
+    if isinstance(rate, LearningRateSchedule):
+        try:
+            serialized: dict[str, Any] = keras.saving.serialize_keras_object(rate)
+        except NotImplementedError:  # a custom schedule without get_config
+            serialized = {}
+        return {"class_name": type(rate).__name__, "config": serialized.get("config", {})}
+    if callable(rate):
+        return {"class_name": getattr(rate, "__name__", type(rate).__name__), "config": {}}
+    return float(str(np.float32(rate.numpy())))  # 0.001 as it was written
+
+
+def apply_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Sets changed learning rates of optimizers that were restored with their earlier ones."""
+    for optimizer, old, new in zip(updating_optimizers(model), before, now, strict=False):
+        if isinstance(new, float) and old != new:
+            own_learning_rate(optimizer).assign(new)
+
+
+def finalize(model: keras.Model) -> None:
+    """Sets trained weights to their moving averages, as the end of `fit` does."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    for optimizer in inner_optimizers(model.optimizer) if model.optimizer is not None else ():
+        for variable, average in moving_averages(optimizer):
+            if id(variable) in trained:
+                variable.assign(average)

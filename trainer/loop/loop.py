@@ -29,8 +29,8 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.collectives import replica_merger
+from shardline.trainer.loop.build import apply_changed_rates, finalize
 from shardline.trainer.loop.callbacks import Hooks
-from shardline.trainer.loop.optimizers import apply_changed_rates, finalize
 from shardline.trainer.loop.parameter_server import CoordinatorLoop
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import RunPlan, TrainingRun

@@ -8,5 +8,4 @@ from shardline.pipelines.check.rules import (  # noqa: F401  # the rules registe
     jobs,
     parameters,
     schedules,
-    tasks,
 )

@@ -18,8 +18,8 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.process import start
-from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.process.network import reports_no_network
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError

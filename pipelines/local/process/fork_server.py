@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from shardline.pipelines.local.process import guardian
-from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
 
 #: Environment variable of a run's tasks: path of the server's socket.

@@ -1,4 +1,4 @@
-"""Process helpers: stop without orphans, stop signals, temporary directories, and loopback ports."""
+"""Process helpers: stop without orphans, signals, environments, temporary directories, loopback ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,31 @@ import psutil
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_FAILED, RunError
 from shardline.trainer.base.progress import Event
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+
+#: Variables that belong to one replica and must not be inherited from the shell.
+PLATFORM_VARIABLES = (
+    "TF_CONFIG",
+    "CLUSTER_SPEC",
+    "AIP_MODEL_DIR",
+    "AIP_CHECKPOINT_DIR",
+    "AIP_TENSORBOARD_LOG_DIR",
+    "CLOUD_ML_PROJECT_ID",
+    "CLOUD_ML_JOB_ID",
+    "CLOUD_ML_TRIAL_ID",
+    "CLOUD_ML_HP_METRIC_FILE",
+    SECRET_VARIABLE,
+)
+
+#: First directory of the path, with a sitecustomize that moves the working directory to its end.
+_SITE = str(Path(__file__).with_name("path"))
+
+
+def with_safe_path(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which modules of the working directory come after all others."""
+    others = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _SITE)]
+    return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
+
 
 #: Seconds between SIGTERM and SIGKILL.
 GRACE_S = 5.0

@@ -21,8 +21,8 @@ from pathlib import Path
 from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
 from shardline.pipelines.local.process import fork_server as server_program
 from shardline.pipelines.local.process import guardian, processes
-from shardline.pipelines.local.process.environment import PLATFORM_VARIABLES
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE, Program
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
 
 #: Module of the stubs for the platform's launchers, and those of them that start replicas.
