@@ -1,4 +1,4 @@
-"""Rules about tasks and their containers: retries, caching, images, variables, secrets; no secret is shown."""
+"""Rules about tasks and their containers: retries, caching, images, variables and secrets."""
 
 from __future__ import annotations
 
