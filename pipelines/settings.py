@@ -232,7 +232,7 @@ def load_environment(
             raise missing_error(name)
     environment = Environment(**{"project": "", "location": ""} | values, file=settings)
     for name, value in values.items():
-        if found := str(value) if value in ("my-project", "my-bucket") else placeholder(str(value)):
+        if found := _placeholder_value(value):
             raise SettingsError(f"{name} is {value!r}, where {found} is a placeholder; write your own")
     return environment
 
@@ -244,6 +244,16 @@ def missing_error(name: str) -> SettingsError:
         f"{name} is missing: set it as {name} in the table [{TABLE}] of a settings file (--settings), "
         f"in the variable VERTEX_{name.upper()}{flag}"
     )
+
+
+def is_filled_in(settings: Path | None) -> bool:
+    """Whether a settings file names a platform's project, and has no placeholder left in [vertex]."""
+    values = read_environment(settings) if settings else {}
+    return bool(values.get("project")) and not any(map(_placeholder_value, values.values()))
+
+
+def _placeholder_value(value: Any) -> str:
+    return str(value) if value in ("my-project", "my-bucket") else placeholder(str(value))
 
 
 def placeholder(text: str) -> str:

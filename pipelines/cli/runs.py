@@ -43,7 +43,7 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.local.job.custom_job import ROLES
 from shardline.pipelines.local.terminal import foreground
-from shardline.pipelines.tables import error_prefix
+from shardline.pipelines.tables import error_prefix, project_settings
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
@@ -172,8 +172,8 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
     """Show the tasks of RUN or, without RUN, the newest runs.
 
     RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform. The
-    newest runs are those in RUNS_DIR and, where --settings, --project or VERTEX_PROJECT names it, on the
-    platform.
+    newest runs are those in RUNS_DIR and, where --settings, --project, VERTEX_PROJECT or the settings.toml of
+    a project names one, on the platform.
     """
     if run is not None:
         with foreground(sys.stderr if as_json else None):
@@ -197,10 +197,12 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
 def _list(place: Place, limit: int, as_json: bool) -> None:
     """Prints the newest runs here and on the platform, newest first."""
     from shardline.components.runs.platform_run import latest_runs
+    from shardline.pipelines.settings import is_filled_in
 
     listed = [("here", run) for run in newest_here(place.runs_dir, limit)]
     where = str(place.runs_dir)
-    if place.settings is not None or place.flags["project"] or os.environ.get("VERTEX_PROJECT"):
+    is_named = place.settings or place.flags["project"] or os.environ.get("VERTEX_PROJECT")
+    if is_named or is_filled_in(project_settings()):
         platform = place.platform()
         listed += [("platform", run) for run in latest_runs(platform, limit)]
         where = f"{where} and {platform.parent}"
@@ -409,7 +411,7 @@ class DirectoryRun:
         if before.has_ended:
             return False, before
         # The process of this id holds the lock: it is the run's, not another that has got the id since.
-        if not record.has_reliable_lock:
+        if not record.has_reliable_lock or not record.pid:  # 0 would be the caller's own group
             raise SettingsError(
                 f"the run {record.name} is not known to run on this machine; end its process on {record.host}"
             )

@@ -346,6 +346,22 @@ def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:
     assert f"/runs/toy-0?project={PROJECT}" in full
 
 
+def test_status_in_a_project_lists_the_runs_of_its_platform(
+    fake: FakeVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PLACE:
+        monkeypatch.delenv(name)
+    settings, here = Path("settings.toml"), "no runs in runs\n"
+    settings.write_text("")
+    assert shardline("status").stdout == here
+    place = f'[vertex]\nproject = "{PROJECT}"\nlocation = "{LOCATION}"\npipeline_root = "gs://B/runs"\n'
+    for placeholder in (place.replace(PROJECT, "my-project"), place.replace("B", "my-bucket")):
+        settings.write_text(placeholder)
+        assert shardline("status").stdout == here
+    settings.write_text(place)
+    assert shardline("status").stdout == f"no runs in runs and projects/{PROJECT}/locations/{LOCATION}\n"
+
+
 def test_a_run_that_is_elsewhere(fake: FakeVertex) -> None:
     done = shardline("status", NAME.replace(LOCATION, "us-east1") + "/toy")
     assert done.exit_code == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli.main import main
+from shardline.trainer.base import files
 
 LOG = """\
 10:00:00.100 - INFO - Executing task 'digest'
@@ -70,12 +73,18 @@ def write_run(**values: Any) -> Path:
     return directory
 
 
-def test_a_run_of_another_machine_is_not_cancelled_here() -> None:
-    write_run(host="elsewhere", pid=1, locked=True)
+@pytest.mark.parametrize(("host", "pid"), [("elsewhere", 1), (socket.gethostname(), 0)])
+def test_a_run_whose_process_is_not_known_here_is_not_cancelled(
+    host: str, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", None)
+    descriptor = os.open(write_run(host=host, pid=pid, locked=True), os.O_RDONLY)
+    assert files.lock(descriptor)
     done = shardline("cancel", "today")
+    os.close(descriptor)
 
     assert done.exit_code == 2
-    assert "end its process on elsewhere" in done.stderr
+    assert f"end its process on {host}" in done.stderr
 
 
 def test_the_status_of_a_run_here_has_its_tasks() -> None:
