@@ -123,12 +123,12 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    log_run(job_name, run)
     settings = NotifySettings(**notify)
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
     if is_due and settings.webhook_secret:
         _notify(run, settings.webhook_secret)
+    log_run(job_name, run)  # last: it may wait for the server
 
 
 def _notify(run: RunRecord, secret: str) -> None:

@@ -61,7 +61,7 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     kfp_internals.hide_directory_docker()
     kfp_internals.skip_client_import()
     try:
-        text = Path(pipeline).read_text(encoding="utf-8")
+        text = Path(pipeline).read_text(encoding="utf-8").replace(start.PARENT, f"--parent={os.getpid()}")
         with processes.adopted_orphans(), _fork_server(text), progress.exit_on_error(TOPIC):
             _run(text, json.loads(Path(parameters).read_text()), root)
     finally:

@@ -109,7 +109,7 @@ def localize(
         else:
             container["command"] = command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
         if start.forkable_program(command):
-            container["command"] = ["python3", "-m", start.__name__, *command]
+            container["command"] = ["python3", "-m", start.__name__, start.PARENT, *command]
     _adapt_tasks(local, spec)
     _drop_unset(local, set(passed))
     return local

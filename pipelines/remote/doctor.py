@@ -133,6 +133,8 @@ def _project(environment: Environment, session: AuthorizedSession) -> Diagnosis:
     project = _ask(session, "cloudresourcemanager", f"v3/projects/{environment.project}")
     if not project:
         return error("project", f"{environment.project} does not exist", "correct project")
+    if project.get("state", "ACTIVE") != "ACTIVE":
+        return error("project", f"{environment.project} is {project['state']}", "restore it, or use another")
     return ok("project", f"{environment.project} (number {project['name'].rpartition('/')[2]})")
 
 

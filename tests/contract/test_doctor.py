@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from google.cloud import resourcemanager_v3
 from google.cloud.storage import Client
 from google.rpc import code_pb2
 
@@ -75,11 +76,13 @@ def test_an_image_is_looked_for_in_artifact_registry(
 def test_what_is_missing_is_named_with_what_mends_it(project: Any) -> None:
     project.disabled_apis.add("logging.googleapis.com")
     project.denied |= {"aiplatform.schedules.create", "iam.serviceAccounts.actAs"}
+    project.state = resourcemanager_v3.Project.State.DELETE_REQUESTED
 
     found = diagnoses()
 
     levels = {what: item.level for what, item in found.items() if item.level != "ok"}
-    assert levels == {"APIs": "error", "permissions": "error", "service account": "error"}
+    assert levels == dict.fromkeys(("project", "APIs", "permissions", "service account"), "error")
+    assert found["project"].found == f"{PROJECT} is DELETE_REQUESTED"
     assert "gcloud services enable logging.googleapis.com" in found["APIs"].fix
     assert "aiplatform.schedules.create" in found["permissions"].found
 

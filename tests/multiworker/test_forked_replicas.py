@@ -141,7 +141,7 @@ def task(code: int):
 """
 
 
-def _run_task(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str]:
+def _run_task(env: dict[str, str], code: int, parent: int = 0) -> subprocess.CompletedProcess[str]:
     """Starts a task of a pipeline as kfp.local does."""
     source = f"{_TASK}\n"
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
@@ -150,6 +150,7 @@ def _run_task(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str
         sys.executable,
         "-m",
         "shardline.pipelines.local.process.start",
+        f"--parent={parent or os.getpid()}",
         "sh",
         "-ec",
         _script(),
@@ -178,6 +179,11 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
         assert plain.returncode == 3
         assert "loaded False" in plain.stdout
     eventually(lambda: not marked(mark), 5)
+
+
+def test_a_task_whose_parent_died_before_it_started_does_not_run() -> None:
+    done = _run_task(dict(os.environ), 0, parent=os.getppid())
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_what_is_forked() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import check_runnable, localize, localize_value
+from shardline.pipelines.local.process import start
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.third_party_pipeline import IMAGE, elsewhere, third_party, write_pipeline
@@ -53,7 +54,8 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
     assert new[:3] == ["python3", "-m", "shardline.pipelines.local.process.start"]
-    assert new[3:8] == ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"]
+    assert new[3] == start.PARENT
+    assert new[4:9] == ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")

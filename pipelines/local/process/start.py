@@ -1,7 +1,7 @@
 """Start of guarded processes: forked from the fork server where that is possible, or spawned.
 
-`python -m shardline.pipelines.local.process.start COMMAND ...` starts a task: forked where the run has a
-server and the command allows it; otherwise this process executes the command.
+`python -m shardline.pipelines.local.process.start --parent=PID COMMAND ...` starts a task: forked where the
+run has a server and the command allows it; otherwise this process executes the command.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from shardline.trainer.base.errors import EXIT_FAILED
 
 #: Module of the stubs for the platform's launchers, and those of them that start replicas.
 STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
+#: Argument with the id of the process that executes the pipeline, which fills it in.
+PARENT = "--parent=PIPELINE_EXECUTOR"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
 #: Components whose source has one of these words load TensorFlow anyway.
 _TENSORFLOW_WORDS = (
@@ -175,9 +177,9 @@ def _request_fork(
         return int(connection.recv(32))
 
 
-def main(command: list[str]) -> None:
+def main(parent: str, *command: str) -> None:
     """Runs a task's command and ends with its exit status; both end when the executing process dies."""
-    guardian.exit_with_parent(os.getppid(), signal.SIGTERM)
+    guardian.exit_with_parent(int(parent.partition("=")[2]), signal.SIGTERM)
     server, program = os.environ.get(SERVER_VARIABLE), forkable_program(command)
     if server and program:
         control, theirs = socket.socketpair()
@@ -196,4 +198,4 @@ def main(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -41,6 +41,7 @@ class Project:
     """Answers what clients ask of the project.
 
     Attributes:
+        state: State of the project.
         disabled_apis: APIs that are not enabled: "logging.googleapis.com".
         denied: Permissions that the caller does not have.
         service_accounts: Whether each is enabled, by its address.
@@ -48,6 +49,7 @@ class Project:
     """
 
     def __init__(self) -> None:
+        self.state = resourcemanager_v3.Project.State.ACTIVE
         self.disabled_apis: set[str] = set()
         self.denied: set[str] = set()
         self.service_accounts: dict[str, bool] = {}
@@ -55,8 +57,8 @@ class Project:
 
     def get_project(self, request: Any) -> resourcemanager_v3.Project:
         _check_project(request.name.removeprefix("projects/"))
-        active = resourcemanager_v3.Project.State.ACTIVE
-        return resourcemanager_v3.Project(name=f"projects/{PROJECT_NUMBER}", project_id=PROJECT, state=active)
+        name = f"projects/{PROJECT_NUMBER}"
+        return resourcemanager_v3.Project(name=name, project_id=PROJECT, state=self.state)
 
     def test_project_permissions(self, request: WebRequest) -> dict[str, Any]:
         _check_project(request.fields["project"])
