@@ -192,7 +192,7 @@ def _check_policy(data: tf.data.Dataset, name: str) -> None:
     if policy not in ("AUTO", "DATA"):
         raise SettingsError(
             f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every batch; "
-            "leave the policy out, or give a function of an input context, whose dataset is each process's own"
+            "leave the policy out, or give a function of an input context, whose dataset is its own"
         )
 
 
