@@ -57,5 +57,4 @@ def check(settings: Settings, output: Path, study: str | None = None) -> None:
 
 
 def _has_content(path: Path, text: str) -> bool:
-    """Whether a file has this content."""
     return path.is_file() and path.read_bytes() == text.encode()

@@ -95,7 +95,6 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
 
 
 def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
-    """Returns the custom job of one replica that runs a task, in the network of the training job."""
     pool = WorkerPool(
         machine_type=machine.machine_type,
         accelerator_type=machine.accelerator_type,

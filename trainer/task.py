@@ -78,7 +78,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _argument_options(name: str, default: Any) -> dict[str, Any]:
-    """Returns the options of argparse for a setting's value."""
     if name in CHOICES:
         return {"choices": CHOICES[name]}
     if isinstance(default, bool):

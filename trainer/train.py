@@ -157,7 +157,6 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 
 def _evaluate(run: DatasetRun) -> None:
-    """Evaluates the checkpoints of a run until it has ended, in the evaluator."""
     feed = run.input_pipeline("validation")
     model, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)

@@ -280,7 +280,6 @@ def read_latest(history: Path) -> RecordedRun | None:
 
 
 def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
-    """Reports the result of the last run as that of this one; returns the reason."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
     if reached := quality(last.metrics):

@@ -134,7 +134,6 @@ def _unclaimed_items(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[
 
 
 def _receive(output: int, state: list[Any], results: dict[str, Any], report: Report) -> bool:
-    """Reads the available answers of a worker, and returns whether its job is done."""
     worker, rest = state
     block = os.read(output, 1 << 16)
     if not block:

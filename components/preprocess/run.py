@@ -134,7 +134,6 @@ def _planning(
 
 
 def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
-    """Refuses a directory whose files the source would include."""
     form, _, rest = settings.source.partition(":")
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)

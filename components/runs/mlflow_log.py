@@ -137,7 +137,6 @@ def _read_settings(training: str) -> Mapping[str, Any]:
 
 
 def _log_dataset(data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Logs a dataset as the run's input; `data` is the metadata of its artifact."""
     import mlflow
     from mlflow.entities import Dataset, DatasetInput, InputTag
 

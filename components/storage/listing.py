@@ -163,7 +163,6 @@ def _names(directory: str, *, follow: bool) -> list[str]:
 
 
 def _with_stat(found: Iterable[File]) -> Iterator[File]:
-    """Yields files with size and version."""
     try:
         for file in found:
             status = os.stat(file.path)
@@ -182,7 +181,6 @@ def _is_visible(name: str) -> bool:
 
 
 def _match_objects(pattern: str) -> Iterator[File]:
-    """Yields the files of a bucket that match a pattern."""
     bucket, wanted = parse_uri(pattern)
     if not wanted or _WILDCARD.search(bucket.name):
         return

@@ -272,7 +272,6 @@ def _make_outcomes(label: Label, true: npt.NDArray[Any], joined: Predictions, sh
 
 
 def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
-    """Yields a hash of each example's inputs and labels, equal for copies of an example."""
     names = [name for name in manifest.inputs if name in batch.columns]
     if batch.images is not None:
         inputs = [batch.images.numpy()]

@@ -145,7 +145,6 @@ def _forbidden(error: Any, detail: str) -> str:
 
 
 def _account() -> str:
-    """Returns the account of this process's credentials."""
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 

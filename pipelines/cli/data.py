@@ -33,7 +33,6 @@ OTHERS = (
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option of a setting, with the default and type of the setting."""
     default, choices = getattr(PreprocessSettings, name), CHOICES.get(name)
     more.setdefault("type", click.Choice(choices) if choices else type(default))
     shown = default != "" and default is not False
@@ -144,7 +143,6 @@ def preprocess(
 
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
-    """Converts the values of --option to the types of the settings."""
     found: dict[str, Any] = {}
     for name, text in pairs(values, "--option", SettingsError).items():
         if name not in OTHERS:
@@ -244,7 +242,6 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
 
 
 def _shares(text: str) -> dict[str, float]:
-    """Splits "train=0.8,test=0.2"."""
     shares = {}
     for name, share in pairs(text.split(","), "--split", SettingsError).items():
         try:

@@ -217,7 +217,6 @@ def train(
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
-    """Returns the checked parameters of a local run, with a default for champion_uri."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.parameters import OWN_PIPELINES
     from shardline.pipelines.spec import defaults, load_pipeline
@@ -235,7 +234,6 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
 
 
 def _directory_name(source: str) -> str:
-    """Returns a directory name for a source, unique to it."""
     name = re.sub(r"\W+", "-", source)
     if name == source and len(name) <= 100:
         return name

@@ -88,7 +88,6 @@ def apply(
 
 
 def _lines(plan: SchedulePlan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
-    """Yields lines about what a plan does or has done."""
     following = _next_run(kept) if kept else ""
     then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
     yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"

@@ -142,7 +142,6 @@ class Execution:
             terminal.show(event)
 
     def _cannot_succeed(self) -> bool:
-        """Whether a user error makes retries of the task pointless."""
         # The trainer's fail-fast marker would end the next attempt; here the error ends the run.
         return not self.has_exit_tasks and any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
 

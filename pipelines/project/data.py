@@ -162,7 +162,6 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
 
 
 def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSetting:
-    """Returns the columns and the kind of the only label."""
     if not label and LABEL not in types:
         likely = next(filter(_TARGET.fullmatch, types), [*types][-1])
         named = printable(", ".join(types))[:300]
@@ -253,13 +252,11 @@ def _label(
 
 
 def _listed(items: Iterable[Any]) -> str:
-    """Returns the first items, of a mapping of numbers each with its number."""
     shown = [f"{item} {items[item]:,}" if isinstance(items, Counter) else str(item) for item in items]
     return enumerate_names(shown, 8)
 
 
 def _lines(found: Mapping[str, str]) -> list[str]:
-    """Returns what was found in lines of 80 characters."""
     wrapped = {name: textwrap.wrap(printable(text)[:600], 66) for name, text in found.items()}
     return [
         f"{'' if i else name:<12}{line}" for name, lines in wrapped.items() for i, line in enumerate(lines)

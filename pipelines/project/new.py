@@ -111,7 +111,6 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
 
 
 def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
-    """Returns what sample data replace in the template."""
     source = (
         f"| `{name}/source.py` | the data: here {kind.data}. Yours: yield your own examples, or name a form "
         "that is known, such as `images:gs://BUCKET/photos` or `table:PATH`, as `source` in `params/` |"
@@ -124,7 +123,6 @@ def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
 
 
 def _of_data(data: Data) -> dict[str, str]:
-    """Returns what data of the user replace in the template."""
     form, _, path = data.parameters["source"].partition(":")
     uri, recursive = f"gs://my-bucket/data/{Path(path).name}", " --recursive" * (form != "table")
     upload = (

@@ -305,7 +305,6 @@ def _digest(content: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a value of the API's JSON as text for people."""
     if value is None or isinstance(value, str):
         return value or "none"
     if isinstance(value, float) and value.is_integer():
@@ -314,5 +313,4 @@ def _text(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Returns a field's name in the API's JSON."""
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)

@@ -103,7 +103,6 @@ def download(url: str) -> tuple[bytes, str]:
 
 
 def _digest(content: bytes) -> str:
-    """Returns the registry's version of a content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -115,7 +115,6 @@ class DataAdapter:
     def _read_directory(
         self, data: str | Path, name: str, steps: int | None, *, restart: bool
     ) -> InputPipeline:
-        """Returns the batches of the split of a dataset directory that the argument `name` reads."""
         if steps is not None:
             raise SettingsError(
                 f"{name} is a dataset directory, whose epoch is all of it; leave out the number of steps"
@@ -175,7 +174,6 @@ class DataAdapter:
         return (*data, self._weigh_labels(tf.convert_to_tensor(data[1])).numpy())
 
     def _weigh_labels(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns the class weight of each label, as Keras does: 1 for a class without a weight."""
         assert self.class_weight is not None
         if len(labels.shape) > 1 and labels.shape[-1] != 1:
             labels = tf.argmax(labels, axis=-1)

@@ -223,7 +223,6 @@ class BatchSequence:
         return strategy.distribute_datasets_from_function(lambda context: worker_batches())
 
     def _replica_parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
-        """Returns the part of a batch for each of some replicas."""
         if self.padded:
             rows = tf.minimum(tf.range(self._replicas), self.padded - 1)
             batch = tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)

@@ -135,7 +135,6 @@ def stateful_ops(graph: Any) -> list[str]:
 
 
 def _bodies(graph: Any) -> list[Any]:
-    """Returns the nodes of a GraphDef and of each of its functions."""
     return [graph.node, *(function.node_def for function in graph.library.function)]
 
 

@@ -106,7 +106,6 @@ def output_errors(action: str, advice: str = "") -> Iterator[None]:
 
 
 def _write_crash_file(failure: Exception) -> str:
-    """Writes the crash file and returns a clause with its path."""
     from importlib import metadata  # takes 40 ms, so not in every process
 
     trace = "".join(traceback.format_exception(failure))

@@ -182,7 +182,6 @@ def _find_local_module(name: str) -> ModuleSpec | None:
 
 
 def _load_local_module(name: str) -> None:
-    """Imports a module of the working directory, if it is one."""
     spec = _find_local_module(name)
     if spec is None or spec.loader is None:
         return
@@ -204,5 +203,4 @@ def _available_modules(module_name: str) -> str:
 
 
 def _closest(name: str, candidates: Iterable[str]) -> str:
-    """Returns a list of the candidates most similar to `name`, as text."""
     return ", ".join(difflib.get_close_matches(name, list(candidates), n=8, cutoff=0.0))

@@ -343,7 +343,6 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns every variable once by its name, in a fixed order."""
     # No step uses an optimizer that is not built by now: `compile()` without one creates a default.
     built = [optimizer for optimizer in optimizers(model) if optimizer.built]
     with model.distribute_strategy.scope():

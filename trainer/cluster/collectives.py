@@ -129,7 +129,6 @@ def make_summation(
 def _announce(
     settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig, transport: str
 ) -> None:
-    """Reports the transport of gradients, on the chief."""
     count = strategy.num_replicas_in_sync
     if not cluster.is_chief:
         return

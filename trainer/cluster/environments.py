@@ -141,7 +141,6 @@ def _expand_range(text: str) -> list[str]:
 
 
 def _expand_counts(environ: Mapping[str, str], name: str) -> list[int]:
-    """Returns the numbers of a list such as "2(x3),1"."""
     text = environ.get(name, "")
     matches = [_COUNT.fullmatch(part) for part in text.split(",")]
     if None in matches:
@@ -158,7 +157,6 @@ def _number(environ: Mapping[str, str], name: str, least: int, end: int = 2**32)
 
 
 def _add_ports(hosts: Sequence[str], slot: int) -> tuple[str, ...]:
-    """Returns host:port of each task, with the ports of a slot."""
     numbers = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     first, pairs = _FIRST_PORT + slot % _SLOTS * _SLOT, zip(hosts, numbers, strict=True)
     return tuple(f"[{host}]:{first + n}" if ":" in host else f"{host}:{first + n}" for host, n in pairs)

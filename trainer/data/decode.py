@@ -91,8 +91,6 @@ def _find_segment(file: _Bytes) -> tf.Tensor:
 
 
 def _find_chunk(file: _Bytes) -> tf.Tensor:
-    """Returns the same for a PNG, before its pixels."""
-
     def is_exif(position: tf.Tensor) -> tf.Tensor:
         return file.has(position + 4, b"eXIf")
 

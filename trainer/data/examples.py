@@ -104,7 +104,6 @@ def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
 def _read_training_examples(
     directory: Path, manifest: Manifest, columns: Sequence[str], limit: int | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Returns the first examples of the training split as `DatasetInfo.training_examples` does."""
     inputs = manifest.inputs
     for name in columns:
         if name not in inputs:

@@ -277,7 +277,6 @@ def _check_graph(reference: str, traced: Any, inputs: int, targets: int) -> None
 
 
 def _skip_identities(tensor: Any) -> Any:
-    """Returns the tensor before all Identity ops."""
     while getattr(tensor, "op", None) is not None and tensor.op.type == "Identity":
         (tensor,) = tensor.op.inputs
     return tensor
@@ -302,7 +301,6 @@ def _check_batch_independence(reference: str, prepare: Any, dataset: DatasetInfo
 
 
 def _probe_batch(dataset: DatasetInfo) -> Inputs:
-    """Returns three synthetic examples."""
     drawn = np.random.default_rng(0)
     if not dataset.is_table:
         return tf.constant(drawn.integers(0, 256, (3, *dataset.input_shape), np.uint8))

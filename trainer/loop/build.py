@@ -174,7 +174,6 @@ def build_with_variables(
 
 
 def _replica_part(batches: Batches, replicas: int) -> Any:
-    """Returns the part of one replica of the first batch, at least an example."""
     share = 1 if batches.is_per_process else replicas
     return tf.nest.map_structure(lambda part: part[: max(1, len(part) // share)], batches.first_batch)
 

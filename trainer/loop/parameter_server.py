@@ -341,7 +341,6 @@ def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
 
 
 def _wait_until(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Waits until the condition holds; returns whether it did in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

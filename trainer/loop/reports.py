@@ -120,7 +120,6 @@ def format_metrics(logs: Logs | None) -> str:
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
-    """Returns the metrics with losses first and validation last."""
     return sorted(
         (logs or {}).items(), key=lambda item: (item[0].startswith("val_"), not item[0].endswith("loss"))
     )
@@ -172,7 +171,6 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         files.write_text(self._path, text.getvalue())
 
     def _spent(self) -> tuple[int, float]:
-        """Returns the examples and seconds of the current epoch."""
         examples, seconds = self._before
         new = self._counters.examples - self._first_example
         return examples + new, seconds + time.monotonic() - self._started

@@ -356,7 +356,6 @@ def _examples(data: Any) -> tf.Tensor:
 
 
 def _share_of_all(data: Any) -> tf.Tensor:
-    """Returns a replica's share of all examples relative to an equal share, in its context."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tf.constant(1.0)

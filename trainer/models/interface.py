@@ -254,7 +254,6 @@ def _raising_model_error(problem: str, advice: str) -> Iterator[None]:
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
-    """Yields every object in a configuration."""
     nested = (
         config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ()
     )

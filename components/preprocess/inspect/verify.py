@@ -290,7 +290,6 @@ class _Checker:
     def _check_records(
         self, path: Path, shard: Shard, labels: Mapping[str, list[Sequence[Any]]]
     ) -> Iterator[Damage]:
-        """Yields the damage of single records, and collects the labels of the sound ones."""
         number = damaged = 0
         try:
             for _, values in read_values(path, self._report):

@@ -139,7 +139,6 @@ class ImageReader(AbstractContextManager["ImageReader"]):
         return data
 
     def _file(self, number: int) -> int:
-        """Returns the open file of a location that holds many images."""
         if (known := self._files.get(number)) is not None:
             return known
         if len(self._files) >= _OPEN_FILES:
@@ -249,7 +248,6 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         return self._spool_location, offset, length, b"", xxhash.xxh3_64_intdigest(data)
 
     def _number(self, kind: str, path: str) -> int:
-        """Returns the number of a location; they are numbered in the order of first use."""
         known = self._numbers.setdefault((kind, path), len(self.locations))
         if known == len(self.locations):
             size, changed = remote_files.size_and_version(path) if kind == "file" else (0, 0)

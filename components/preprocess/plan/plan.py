@@ -185,7 +185,6 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
 
 
 def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
-    """Returns the number of shards of each split that has examples."""
     settings, examples = found.settings, dict.fromkeys(SPLITS, 0)
     for split, count in zip(split_of, found.codes, strict=True):
         examples[split] += count
@@ -222,7 +221,6 @@ def _points(block: Records, settings: PreprocessSettings) -> Numbers:
 
 
 def _stratified_split(found: Survey) -> StratifiedSplit:
-    """Returns the stratified splits of all examples."""
     points, labels = [], []
     for block in _blocks(found):
         points.append(_points(block, found.settings))
@@ -231,7 +229,6 @@ def _stratified_split(found: Survey) -> StratifiedSplit:
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
-    """Refuses keys that occur twice, where the digests are not of the keys."""
     groups = find_repeated(blocks(work.keys), sum(found.codes), work.path)
     equal = {value for hashes, _ in groups for value in hashes.tolist()}
     if not equal:

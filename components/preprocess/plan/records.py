@@ -136,7 +136,6 @@ class Records:
         )
 
     def _texts(self, start: Numbers, lengths: str) -> Sequence[bytes]:
-        """Returns a part of the text of each record."""
         if not self.heads[lengths].any():
             return [b""] * self.count
         ends = np.stack([start, start + self.heads[lengths]], 1).tolist()
@@ -197,7 +196,6 @@ def read(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
 
 
 def _split_texts(texts: bytes, heads: Numbers) -> list[bytes]:
-    """Returns the text of each record."""
     lengths = heads["keys"].astype(np.int64) + heads["paths"] + heads["features"]
     if len(heads) and (lengths == lengths[0]).all():
         return [text for (text,) in iter_unpack(f"{lengths[0]}s", texts)]
@@ -250,7 +248,6 @@ class Buckets:
 
 
 def _count(path: Path) -> int:
-    """Returns the number of records in a file."""
     count = 0
     with path.open("rb") as file:
         while start := file.read(_BLOCK.size):

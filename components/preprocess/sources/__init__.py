@@ -103,7 +103,6 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
 
 
 def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
-    """Returns the types of features in a schema, and that of regression labels, by column."""
     from shardline.components.preprocess.schema import labels
     from shardline.components.preprocess.schema.schema import TYPES
 

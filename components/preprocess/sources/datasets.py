@@ -123,7 +123,6 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
 
 
 def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
-    """Returns the names of the image and of the class label among the dataset's features."""
     kinds = tfds.features
     features = dict(info.features) if isinstance(info.features, kinds.FeaturesDict) else {}
     images = [

@@ -132,7 +132,6 @@ class Texts:
 
 
 def _read(example: Example) -> Example | BadExample:
-    """Replaces the file of an example by its text."""
     data = example.image
     try:
         if isinstance(data, Span):

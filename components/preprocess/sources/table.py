@@ -154,7 +154,6 @@ class TableRows:
         return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
 
     def _report_text_columns(self) -> None:
-        """Reports which columns of numbers are stored as text."""
         gaps = "gaps, and whole numbers that are not exact as 32-bit floats"
         why, codes = {self._names[ours]: gaps for ours in self.integer_texts}, self._columns.codes
         for column in codes.keys() & {*self._targets, *self._names.values()}:

@@ -259,7 +259,6 @@ def _splits_of(paths: Sequence[str]) -> list[str | None]:
 
 
 def _sound_records(files: Sequence[TfRecordFile]) -> Iterator[tuple[str, Record]]:
-    """Yields the records that are not damaged, with their files."""
     for path, compression, _ in files:
         for record in read_records(path, compression=compression):
             if isinstance(record, Record):

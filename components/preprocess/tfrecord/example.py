@@ -237,7 +237,6 @@ def _locate_simple_entry(data: bytes, position: int, end: int, found: dict[bytes
 
 
 def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> None:
-    """Reads one entry of the map of features."""
     name, feature = b"", (end, end)
     for tag, first, last in _fields(data, position, end):
         if tag == _TAG_1:
@@ -277,7 +276,6 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned number of up to 64 bits and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]

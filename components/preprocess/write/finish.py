@@ -125,7 +125,6 @@ def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirector
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard are unchanged."""
     prefixes = [os.fsencode(location.path) for location in plan.places]
     paths = (
         prefixes[location] + (path or key)
@@ -152,7 +151,6 @@ def _fingerprint(labels: Sequence[Label], features: Sequence[Feature], splits: M
 
 
 def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMarker]) -> Duplicates:
-    """Finds the examples of a dataset whose stored content is identical."""
     shards = plan.shards
     starts = np.array([0, *accumulate(shard.records for shard in shards)])
     split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)

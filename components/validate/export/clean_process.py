@@ -81,7 +81,6 @@ def predict_pixels(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _import(name: str) -> Any:
-    """Imports a package from the directories on the command line."""
     plain = list(sys.path)
     sys.path.extend(sys.argv[1:])
     try:

@@ -256,7 +256,6 @@ def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
 
 
 def _profiled_features(manifest: Manifest) -> list[str]:
-    """Returns the names of the features in a dataset's profile, whose drift is measured."""
     names = [label.name for label in manifest.labels if not label.feature.shape]
     for feature in (item for item in manifest.features if item.encoding):
         names += [f"{feature.name} {quantity}" for quantity in ("brightness", "height", "width")]

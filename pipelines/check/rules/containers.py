@@ -82,7 +82,6 @@ def images(pipeline: Pipeline) -> Found:
 
 
 def _has_registry(image: str) -> bool:
-    """Whether the name of an image begins with a host."""
     first, slash, _ = image.partition("/")
     return bool(slash) and ("." in first or ":" in first or first == "localhost")
 

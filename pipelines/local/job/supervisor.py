@@ -133,7 +133,6 @@ class _RunningJob:
             self._selector.close()
 
     def _has_succeeded(self) -> bool:
-        """Waits for the next event and handles it; returns whether the job has succeeded."""
         ended = self._wait(min(self._deadline, self._injector.next_time))
         self._injector.act(self._running)
         self._awaited -= {replica.name for replica, code in ended if code == 0}
@@ -176,7 +175,6 @@ class _RunningJob:
         raise _job_failure(replica, code, self._topic)
 
     def _restart_all(self, code: int, message: str) -> bool:
-        """Restarts the whole job, unless it succeeds meanwhile; returns whether it has."""
         if code == EXIT_RESTART:
             # The others will ask for a restart too, once they have saved their state.
             ended = self._wait_for_all(processes.GRACE_S)

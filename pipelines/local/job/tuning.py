@@ -86,7 +86,6 @@ def _run_trial(
 
 
 def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
-    """Returns the job as the platform runs it for one trial."""
     flags = tuple(f"--{name}={value}" for name, value in trial.parameters.items())
 
     def pool_of(pool: PoolSpec) -> PoolSpec:

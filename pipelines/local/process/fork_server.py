@@ -121,7 +121,6 @@ def _exit() -> NoReturn:
 
 
 def _guard(descriptors: list[int], grace: int, server: int) -> None:
-    """Becomes the guardian of a program; returns in the program."""
     os.setsid()
     output, error, control, *namespaces = descriptors
     os.dup2(output, 1)
