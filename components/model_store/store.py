@@ -8,11 +8,11 @@ a bucket by its generation.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,8 @@ from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 CHAMPION_FILE, VERSIONS, VERSION_FILE = "champion.json", "versions", "version.json"
 PROMOTE_COMMAND = "shardline champion promote"
 _LOCK_FILE = ".lock"
+#: Seconds to wait for the lock, which is held for one write.
+_LOCK_TIMEOUT_S = 60.0
 _CHECK_FILE = f"{files.TEMPORARY}check"
 #: Beginnings of the URI of a directory in a bucket.
 _BUCKET_PREFIXES = ("gs://", "/gcs/")
@@ -64,15 +66,21 @@ class DiskStore:
         path = self.path / name
         with crash.output_errors(f"write to {self.path}", _ADVICE):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK_FILE).open("a")
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.read(name).text != seen.text:
-                return False
-            try:
-                files.write_text(path, text)
-            except OSError as error:
-                raise RunError(f"cannot write {path}: {error.strerror}; the champion is unchanged") from error
+            with (self.path / _LOCK_FILE).open("a") as lock:
+                with contextlib.suppress(OSError):  # other users may publish, too
+                    os.fchmod(lock.fileno(), 0o666)
+                end = time.monotonic() + _LOCK_TIMEOUT_S
+                while not files.lock(lock.fileno()):
+                    if time.monotonic() > end:
+                        raise RunError(f"{lock.name} has been locked for {_LOCK_TIMEOUT_S:.0f} s; try again")
+                    time.sleep(0.01)
+                if self.read(name).text != seen.text:
+                    return False
+                try:
+                    files.write_text(path, text)
+                except OSError as error:
+                    reason = f"{error.strerror}; the champion is unchanged"
+                    raise RunError(f"cannot write {path}: {reason}") from error
         return True
 
     def names(self, directory: str) -> list[str]:
@@ -107,10 +115,13 @@ class DiskStore:
         yield self.path / directory
 
     def check(self) -> None:
-        """Makes a file and removes it."""
+        """Makes a file, locks it and removes it."""
         existing = next(path for path in (self.path, *self.path.parents) if path.exists())
-        with crash.output_errors(f"write to {self.path}", _ADVICE):
-            tempfile.NamedTemporaryFile(dir=existing, prefix=files.TEMPORARY).close()
+        with (
+            crash.output_errors(f"write to {self.path}", _ADVICE),
+            tempfile.NamedTemporaryFile(dir=existing, prefix=files.TEMPORARY) as file,
+        ):
+            files.lock(file.fileno())
 
 
 class BucketStore:

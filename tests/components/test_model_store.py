@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -18,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from shardline.components.model_store import champions
+from shardline.components.model_store import champions, store
 from shardline.components.model_store.champions import current, promote, publish, rollback, versions
 from shardline.components.model_store.store import BucketStore, DiskStore, open_store
 from shardline.components.storage import bucket
-from shardline.trainer.base.errors import ModelError, PlatformError
+from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -360,3 +362,31 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.Monkey
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         with pytest.raises(PlatformError, match="cannot list gs://elsewhere/champion/: not found"):
             current("gs://elsewhere/champion")
+
+
+def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_LOCK_TIMEOUT_S", 0.1)
+    publish_next(write_export(tmp_path / "model"), tmp_path / "models")
+    path = tmp_path / "models" / ".lock"
+    assert path.stat().st_mode & 0o777 == 0o666  # other users publish, too
+    with path.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="has been locked for 0 s; try again"):
+            publish_next(tmp_path / "model", tmp_path / "models")
+
+
+def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for use in (
+        open_store(tmp_path).check,
+        lambda: publish_next(write_export(tmp_path / "m"), tmp_path / "s"),
+    ):
+        with pytest.raises(SettingsError, match="No locks available; choose another champion_uri"):
+            use()
