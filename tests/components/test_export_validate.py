@@ -42,7 +42,7 @@ from tests.helpers.datasets import (
     write_shard,
 )
 from tests.helpers.heads import read_head
-from tests.helpers.labels import counted
+from tests.helpers.labels import class_label, counted
 from tests.helpers.models import band_model
 
 SHAPE = (12, 12, 3)
@@ -366,9 +366,23 @@ def flip(path):
     path.write_bytes(path.read_bytes()[:-5] + b"12345")
 
 
-def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
+def test_what_is_no_exported_model_is_refused(manifest, dataset, tmp_path):
     with pytest.raises(ModelError, match="cannot load the exported model"):
         evaluate(tmp_path / "nothing", dataset)
+
+    module = tf.Module()
+    module.serve = tf.function(lambda images: {"y": images}, [tf.TensorSpec([None], tf.string)])
+    wider = dataclasses.replace(manifest, labels=(class_label("abcde"),))
+    export(band_model(classes=5), wider, tmp_path)
+    for name in ("serving_default", "other"):
+        tf.saved_model.save(module, str(tmp_path / name), signatures={name: module.serve})
+    for path, cause in (
+        ("serving_default", "'probabilities'"),
+        ("other", "'serving_default'"),
+        (model_store.SAVED_MODEL, "cannot reshape"),
+    ):
+        with pytest.raises(ModelError, match=f"another signature, output or number of classes .*{cause}"):
+            evaluate(tmp_path / path, dataset)
 
 
 # From a model file to a verdict

@@ -10,6 +10,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import predictions as golden
 from shardline.trainer.base.errors import ModelError
+from shardline.trainer.data.features import Label
 from tests.helpers.labels import class_label
 
 ROWS = [
@@ -38,6 +39,15 @@ def answers(row=0, **changes):
         ),
         # Two classes are as probable as each other: rounding decides.
         (answers(1, probabilities=[0.399, 0.401, 0.2], label=1, label_name="b"), 0.001, "example 1: prob"),
+        (answers(label_name="b"), 1.0, "example 0: label, label_name [0, 'b'] instead of [0, 'a']"),
+        (answers(1, label=1, label_name="c"), 1.0, "example 1: label, label_name [1, 'c'] instead of [0"),
+        (
+            [*ROWS[:2], {"probabilities": [1, 0, 0]}],
+            1.0,
+            "other rows or outputs than the golden ones ('label'",
+        ),
+        (ROWS[:2], 1.0, "other rows or outputs than the golden ones ("),
+        (answers(probabilities=[1.0]), 1.0, "other rows or outputs than the golden ones ("),
         (answers(probabilities=[math.nan, 0.2, 0.1]), 1.0, "example 0: probability of 'a' is nan"),
         (answers(2, probabilities=[math.nan] * 3), 0.0, ""),  # not finite on both sides
         (
@@ -53,6 +63,14 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
     assert agreement.difference == pytest.approx(difference)
     assert agreement.description.startswith(words)
     assert bool(agreement.description) == bool(words)
+
+
+@pytest.mark.parametrize(("labels", "difference"), [([1, 1, 0], 0.0), ([1, 0, 0], 1.0)])
+def test_labels_of_a_multilabel_are_those_from_the_threshold_on(labels, difference):
+    rows = [{"probabilities": [0.7, 0.5, 0.1], "labels": labels}]
+    export = Export(labels=(Label("label", "multilabel", tuple("abc")),), golden={"predictions": rows})
+
+    assert golden.compare(export, rows).difference == difference
 
 
 def asked(process, out):

@@ -71,6 +71,8 @@ def predict_pixels(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     pixels, run = np.load(request["pixels"]), _load_converted(request["converted"])
     rows = [{"outputs": _encode_output(row)} for row in run(pixels).reshape(len(pixels), -1).tolist()]
+    for _ in range(min(3, request["calls"])):  # the first calls allocate
+        run(pixels[:1])
     seconds: list[float] = []
     while len(seconds) < request["calls"] and sum(seconds) < 1.0:
         image = pixels[len(seconds) % len(pixels)][None]

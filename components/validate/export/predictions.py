@@ -185,10 +185,20 @@ def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison
 
 
 def compare(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Comparison:
-    """Compares predictions, one object for each golden example, with the golden ones of an export."""
+    """Compares predictions, one object for each golden example, with the golden ones of an export.
+
+    The difference is 1 where a row or an output is missing, or a class does not follow from probabilities.
+    """
+    try:
+        return max(_compare_labels(export, predictions), key=lambda comparison: comparison.difference)
+    except (KeyError, ValueError) as error:
+        return Comparison(1.0, f"other rows or outputs than the golden ones ({error})")
+
+
+def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) -> list[Comparison]:
     expected, found = (export.golden or {})["predictions"], list[Comparison]()
     for label in export.labels:
-        name, shape = name_outputs(export.labels)[label.name][0], (len(expected), len(label.outputs))
+        (name, *others), shape = name_outputs(export.labels)[label.name], (len(expected), len(label.outputs))
         both = ([row[name] for row in rows] for rows in (expected, predictions))
         wanted, actual = (np.array(values, np.float64).reshape(shape) for values in both)
         gaps = differences(wanted, actual, export.deviations.get(label.name, ()))
@@ -196,7 +206,19 @@ def compare(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Compari
         noun = f"{'value' if label.kind == REGRESSION else 'probability'} of {label.outputs[output]!r}"
         text = f"example {example}: {noun} is {actual[worst]:.6g} instead of {wanted[worst]:.6g}"
         found.append(Comparison(float(gaps[worst]), text if gaps[worst] else ""))
-    return max(found, key=lambda comparison: comparison.difference)
+        for example, (row, values) in enumerate(zip(predictions, actual, strict=True)):
+            given, right = [row[name] for name in others], _follow(label, values)
+            if given != right and np.isfinite(values).all():
+                text = f"example {example}: {', '.join(others)} {given} instead of {right}"
+                found.append(Comparison(1.0, text))
+    return found
+
+
+def _follow(label: Label, values: npt.NDArray[Any]) -> list[Any]:
+    """Returns the other outputs of an example, which follow from its probabilities."""
+    if label.kind == MULTILABEL:
+        return [(values >= THRESHOLD).astype(int).tolist()]
+    return [int(values.argmax()), label.outputs[int(values.argmax())]] if label.kind == CLASS else []
 
 
 class CleanProcess(contextlib.AbstractContextManager["CleanProcess"]):

@@ -156,8 +156,8 @@ def _function(serve: Callable[..., Any], spec: Any) -> Function:
 class ServedModel:
     """A SavedModel with the signatures that Shardline exports, and outputs for each label of a dataset.
 
-    Raises ModelError when there is no SavedModel, or it is damaged. `deviations` is the unit of
-    differences of numbers, by name of the label.
+    Raises ModelError when there is no SavedModel, it is damaged, or it has other outputs. `deviations` is the
+    unit of differences of numbers, by name of the label.
     """
 
     def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
@@ -188,13 +188,19 @@ class ServedModel:
         return self._answer(EXAMPLE, {EXAMPLES: serialized})
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
-        answer = self._loaded.signatures[signature](**request)
-        outputs, classes = {}, {}
-        for label in self._labels:
-            names = self._names[label.name]
-            outputs[label.name] = answer[names[0]].numpy().reshape(-1, len(label.outputs))
-            if label.kind != REGRESSION:
-                classes[label.name] = answer[names[1]].numpy()
+        outputs, classes, (examples,) = {}, {}, {len(values) for values in request.values()}
+        try:
+            answer = self._loaded.signatures[signature](**request)
+            for label in self._labels:
+                names = self._names[label.name]
+                outputs[label.name] = answer[names[0]].numpy().reshape(examples, len(label.outputs))
+                if label.kind != REGRESSION:
+                    classes[label.name] = answer[names[1]].numpy()
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"the exported model {self.path} has another signature, output or number of classes than "
+                f"the dataset ({error}); evaluate it on the data that it was made for, or export it again"
+            ) from None
         return Predictions(outputs, classes)
 
 
