@@ -152,12 +152,19 @@ class Verdict:
         headline: The verdict in short: "4.8 points worse than the champion: not registered".
         champion: Version of the champion that the model was compared with; "" where there was none yet, None
             where no champion_uri was set.
+        blocked_by: Rules that block the model: the name of a default rule, else the rule as it was written.
+        undecided: Whether too few examples left a rule open; such a model is blessed or blocked by policy.
+        remedy: What may help the model: more test "examples", a longer "training", or to "override" the rules
+            about champions, which alone block it; "" for nothing known.
     """
 
     blessed: bool
     reason: str
     headline: str = ""
     champion: str | None = None
+    blocked_by: tuple[str, ...] = ()
+    undecided: bool = False
+    remedy: str = ""
 
     @property
     def summary(self) -> str:

@@ -40,6 +40,12 @@ _MAX_MATRIX_BYTES = 64 * 1024
 _CURVE_POINTS = 30
 # Intervals over fewer groups are wide.
 _FEW_GROUPS = 10
+# What comes after a verdict, by its remedy.
+_NEXT = {
+    "examples": "add test examples, to be sure",
+    "training": "train longer or on more data, see the report's curves",
+    "override": "keep the champion",
+}
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,8 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     fact("blessed", blessing.blessed, verdict)
     fact("quality", quality, f"{quality} on {evaluation.sample}")
     fact("report", str(out / model_store.REPORT_FILE))
+    if blessing.remedy:
+        fact("next", blessing.remedy, _NEXT[blessing.remedy])
     fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))
 

@@ -148,7 +148,7 @@ class RunDirectory:
         rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
-            "next": f"open {page}" if page else "",
+            "next": "; ".join(filter(None, (f"open {page}" if page else "", facts.pop("next", "")))),
             "": command,
             "model store" if version else "champion": store,
             "version": version,

@@ -575,7 +575,7 @@ def test_the_champion_does_not_soften_the_other_rules():
     blessing = judge(evaluation(0.97, champion=0.9), gate)
 
     assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is below 0.95 (class=ill")
-    assert [rule.rule for rule in blessing.rules if rule.blocks] == ["worst_slice(accuracy) >= 0.95"]
+    assert (blessing.blocked_by, blessing.remedy) == (("worst_slice(accuracy) >= 0.95",), "training")
 
 
 # Chance
@@ -586,8 +586,9 @@ def test_what_is_not_decided_is_left_to_the_policy():
 
     blessed, blocked = judge(evaluated, Gate()), judge(evaluated, Gate(undecided="block"))
 
-    assert (blessed.blessed, blocked.blessed) == (True, False)
-    assert [rule.name for rule in blocked.rules if rule.blocks] == ["champion"]
+    assert (blessed.blessed, blessed.blocked_by, blessed.undecided) == (True, (), True)
+    assert (blocked.blessed, blocked.blocked_by, blocked.undecided) == (False, ("champion",), True)
+    assert blessed.remedy == blocked.remedy == "examples"
     assert blocked.headline == blessed.headline.replace("blessed", "not registered")
     assert blocked.explain().startswith(
         "blocked by the rule champion: accuracy >= champion (within 0.01) is not"
@@ -734,7 +735,8 @@ def test_the_sum_of_small_losses_is_compared_with_the_best_of_the_last_champions
     (slide,) = (rule for rule in blessing.rules if rule.name == "slide")
     assert slide.verdict == verdict
     assert words in slide.note
-    assert [rule.name for rule in blessing.rules if rule.blocks] == ["slide"] * (verdict != "passed")
+    assert blessing.blocked_by == (() if verdict == "passed" else ("slide",))
+    assert blessing.remedy == ("override" if verdict == "failed" else "")
     if verdict == "failed":
         assert blessing.headline == "3.0 points worse than the best of former champions: not registered"
 
@@ -746,7 +748,7 @@ def test_without_a_champion_nothing_slides(absence):
     blessing = judge(sound(), Gate(first_run="block"), absence=absence)
 
     assert "skipped" in [rule.verdict for rule in blessing.rules if rule.name == "slide"]
-    assert not any(rule.blocks for rule in blessing.rules if rule.name == "slide")
+    assert "slide" not in blessing.blocked_by
 
 
 def test_one_metric_has_one_rule_about_its_slide():
@@ -760,3 +762,21 @@ def test_one_metric_has_one_rule_about_its_slide():
     assert [(rule.expression, rule.label, rule.last) for rule in once.slide_rules] == [("accuracy", "", 12)]
     with pytest.raises(SettingsError, match="two rules are about the slide of accuracy"):
         twice.for_labels([class_label(CLASS_NAMES)])
+
+
+@pytest.mark.parametrize(
+    ("blocking", "remedy"),
+    [
+        ({"accuracy": 0.91}, "examples"),  # not significantly better than the baseline
+        ({"accuracy": 0.89}, "training"),
+        ({"never_predicted": 1}, "training"),
+        ({"lead": WORSE}, "override"),
+        ({"lead": WORSE, "never_predicted": 1}, "training"),
+        ({"lead": WORSE, "non_finite": 2}, "training"),
+        ({"non_finite": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_may_help_follows_from_the_rules_that_block(blocking, remedy):
+    assert judge(sound(**{"champion": 0.9, **blocking}), Gate()).remedy == remedy
+    assert judge(sound(), Gate(), absence=Absence("champion.json is damaged")).remedy == ""

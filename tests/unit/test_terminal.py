@@ -155,7 +155,10 @@ _PUBLISHED = {"blessed": "First champion", "report": "/r.html", "champion": "/st
             *("succeeded", True, _PUBLISHED),
             *("published as the champion: First champion", "shardline check retrain.yaml"),
         ),
-        ("succeeded", False, {"blessed": "1 < 2"}, "not published: 1 < 2", ""),
+        (
+            *("succeeded", False, {"blessed": "1 < 2", "report": "/r.html", "next": "keep the champion"}),
+            *("not published: 1 < 2", ""),
+        ),
         ("succeeded", True, {"blessed": "alone"}, "good enough, but not published: alone", ""),
         ("succeeded", None, {}, "in 0 s", ""),
         ("failed", True, {"blessed": "alone"}, "in 0 s", ""),
@@ -180,6 +183,8 @@ def test_a_run_ends_with_its_verdict_first_and_checksums_last(
 
     assert rows[0][1] == first
     assert dict(rows).get("", "") == command
+    if "next" in facts:
+        assert ("next", "open /r.html; keep the champion") in rows
     assert ("dataset", f"sha256:{'0' * 12}") in rows
     assert ("fact of a pipeline", "7") in rows
     assert rows[-1][0] == "pipeline"

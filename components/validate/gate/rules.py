@@ -91,7 +91,7 @@ class GateRule:
 
     Attributes:
         text: The rule as it was written, without its name.
-        metric: Name of the metric: one of CLASS_METRICS for a slice.
+        metric: Name of the metric; of a class, one of CLASS_METRICS.
         operator: One of OPERATORS; OFF for a rule that is left out.
         limit: The number to compare with, or the number added to the reference's value.
         factor: Factor of the reference's value, before `limit` is added.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -337,6 +338,9 @@ _COSTS = {
     "log_loss": ("The log loss, the price of being sure and wrong,", 2.0),
 }
 
+# Default rules that a model may pass after a longer training.
+_WEAK = (CHAMPION, SLIDE, "baseline", "classes")
+
 
 @dataclass(frozen=True)
 class Absence:
@@ -389,6 +393,7 @@ def judge(
     stopping += ["undecided"] * (gate.undecided == "block")
     rules = tuple(replace(rule, blocks=rule.verdict in stopping) for rule in judged)
     blocking = [rule for rule in rules if rule.blocks]
+    undecided = any(rule.verdict == "undecided" for rule in rules)
     shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
     return Blessing(
         blessed=not blocking,
@@ -397,7 +402,21 @@ def judge(
         warnings=(*warnings, *_warnings(evaluation, rules, absence)),
         headline=describe(blocking, rules, evaluation, first=absence is not None and absence.first),
         champion=champion,
+        blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
+        undecided=undecided,
+        remedy=_remedy(blocking) if blocking else "examples" * undecided,
     )
+
+
+def _remedy(blocking: Sequence[JudgedRule]) -> str:
+    """Returns what may help a model that these rules block, as `Verdict.remedy`."""
+    if all(rule.verdict == "undecided" or rule.is_by_chance for rule in blocking):
+        return "examples"
+    known = [rule for rule in blocking if rule.left is not None and rule.right is not None]
+    if all(rule in known and rule.name in (CHAMPION, SLIDE) for rule in blocking):
+        return "override"
+    weak = any(rule.name in _WEAK or re.search("accuracy|f1|recall|rmse|mae", rule.metric) for rule in known)
+    return "training" * weak
 
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
