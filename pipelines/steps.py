@@ -102,9 +102,11 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
     )
     # Not the account: training has its own.
-    same = ("restart_job_on_worker_restart", "network", "encryption_spec_key_name", "extra", "tags")
+    same = ("restart_job_on_worker_restart", "network", "encryption_spec_key_name", "tags")
+    network = ("psc_interface_config", "reserved_ip_ranges")
     return CustomJobSettings(
         **{name: getattr(job, name) for name in same},
+        extra={name: job.extra[name] for name in network if name in job.extra},
         cluster=Cluster.of(pool),
         timeout=machine.timeout,
         num_retries=0,

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardline.components.vertex.forms import MODEL
+from shardline.components.vertex.forms import ENDPOINT, MODEL, Form, wrong_label
 from shardline.trainer.base.errors import SettingsError
+
+#: The platform inserts texts between the quotes of JSON unescaped.
+_TEXT = Form(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
+_OPTIONAL = {"endpoint": ENDPOINT, "parent_model": MODEL, "accelerator_type": _TEXT, "service_account": _TEXT}
+
+
+def _check_texts(settings: Deploy | ModelUpload) -> None:
+    for name, value in vars(settings).items():
+        form = _OPTIONAL.get(name, _TEXT)
+        if isinstance(value, str) and (value or name not in _OPTIONAL) and not form.fits(value):
+            raise SettingsError(f"{name} must be {form.description}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +35,13 @@ class Deploy:
     max_replica_count: int = 1
     service_account: str = ""
 
+    def __post_init__(self) -> None:
+        _check_texts(self)
+        if bool(self.accelerator_type) != (self.accelerator_count > 0):
+            raise SettingsError("accelerator_type and accelerator_count go together; set both or neither")
+        if not 1 <= self.min_replica_count <= self.max_replica_count:
+            raise SettingsError(f"min_replica_count is 1 to max_replica_count, got {self.min_replica_count}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUpload:
@@ -38,7 +56,6 @@ class ModelUpload:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.serving_image_uri:
-            raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
-        if self.parent_model and not MODEL.fits(self.parent_model):
-            raise SettingsError(f"parent_model must be {MODEL.description}, got {self.parent_model!r}")
+        _check_texts(self)
+        if wrong := wrong_label(self.tags):
+            raise SettingsError(f"tags have lower-case letters, digits, _ and -, 63 at most, got {wrong!r}")

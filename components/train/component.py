@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from google_cloud_pipeline_components.v1.custom_job import (
-    create_custom_training_job_from_component,
-)
+from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
@@ -62,10 +60,7 @@ def custom_job(
 
 
 def _with_extra(argument: str, extra: Mapping[str, Any]) -> str:
-    """Returns an argument of the launcher; its payload has the fields `extra` of the job, too.
-
-    They are last in their object: of two equal names JSON takes the last.
-    """
+    """Returns an argument of the launcher with the fields `extra` last: of equal names JSON takes that."""
     job = {name: value for name, value in extra.items() if name != "scheduling"}
     for fields, following in ((extra.get("scheduling"), "service_account"), (job, "labels")):
         if fields:

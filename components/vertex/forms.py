@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Form(NamedTuple):
@@ -21,6 +22,7 @@ MODEL = Form(
     r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+",
     "projects/P/locations/L/models/ID, without a version",
 )
+ENDPOINT = Form(MODEL.pattern.replace("models", "endpoints"), "projects/P/locations/L/endpoints/ID")
 SECRET = Form(
     r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)",
     "projects/PROJECT/secrets/NAME/versions/latest, the name of a secret in Secret Manager",
@@ -28,6 +30,14 @@ SECRET = Form(
 #: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine fractional
 #: digits, terminated by 's'".
 DURATION = Form(r"\d+(\.\d{1,9})?s", "seconds and an 's', as in '3600s'")
+#: docs.cloud.google.com, resource-manager/docs/labels-overview: letters of all alphabets.
+_LABEL = re.compile(r"[^\W\d_][\w-]{0,62}=[\w-]{0,63}")
+
+
+def wrong_label(labels: Mapping[str, Any]) -> str:
+    """Returns the first label that the API does not take, KEY=VALUE; "" if it takes all."""
+    texts = [f"{key}={value}" for key, value in labels.items() if "{{$" not in str(value)]
+    return next((text for text in texts if text != text.lower() or not _LABEL.fullmatch(text)), "")
 
 
 def seconds(duration: str) -> float | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shardline.components.vertex.forms import DURATION, seconds
+from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.pools import Cluster
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
@@ -56,6 +57,9 @@ class CustomJobSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        own = {*vars(self), "worker_pool_specs"} & {*self.extra, *mapping_at(self.extra, "scheduling")}
+        if own:
+            raise SettingsError(f"extra sets {', '.join(sorted(own))}, which other keys set; leave it out")
         directory = self.base_output_directory
         # A compiled pipeline gives the job a directory that its rehearsal returns: no rule sees this one.
         if directory and not any(name in directory for name in _RUN_PLACEHOLDERS):

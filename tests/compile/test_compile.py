@@ -187,6 +187,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
         '[preprocess]\nmachine_type = "n1-standard-16"\ndisk = 500\nretries = 1\ncache = false\n'
         '[validate]\ncpu = 4\naccelerator_type = "NVIDIA_TESLA_T4"\naccelerator_count = 1\ntimeout = "60s"\n'
         "[register]\nretries = 0\n"
+        '[train.job.extra]\nenable_web_access = true\nreserved_ip_ranges = ["r"]\n'
     )
     spec = yaml.safe_load(compile_pipeline(settings.load(tmp_path / "settings.toml")))
     containers = {
@@ -195,6 +196,9 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
     }
     found = tasks(spec)
 
+    assert '"enable_web_access": true' in str(containers["train"])
+    assert '"enable_web_access": true' not in str(containers["preprocess"])
+    assert '"reserved_ip_ranges": ["r"]' in str(containers["preprocess"])
     (pool,) = pools(spec, "preprocess")
     assert pool["machine_spec"] == {"machine_type": "n1-standard-16"}
     assert pool["disk_spec"] == {"boot_disk_size_gb": 500}

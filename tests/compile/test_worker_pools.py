@@ -215,6 +215,14 @@ def test_retries_are_constants_of_the_task(retries: int, policy: Any, tmp_path: 
             lambda: CustomJobSettings(cluster=Cluster.of(THREE), base_output_directory="gs://b/x"),
             r"all runs would share .*gs://b/x/\{\{\$\.pipeline_job_name\}\}$",
         ),
+        (
+            lambda: CustomJobSettings(cluster=Cluster.of(CPU), extra={"worker_pool_specs": []}),
+            "extra sets worker_pool_specs, which other keys set",
+        ),
+        (
+            lambda: CustomJobSettings(cluster=Cluster.of(CPU), extra={"scheduling": {"timeout": "1s"}}),
+            "extra sets timeout",
+        ),
     ],
 )
 def test_what_no_rule_would_see_is_refused_here(make: Any, words: str) -> None:

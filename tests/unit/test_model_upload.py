@@ -44,7 +44,7 @@ def test_all_keys_are_read(tmp_path):
         (TABLE + "tags = 1\n", "model_upload.tags must be a mapping of texts, got 1"),
         (TABLE + 'parent_model = "7"\n', "model_upload.parent_model must be projects/P/locations/L/models"),
         (TABLE + f'parent_model = "{PARENT}@2"\n', "without a version, got"),
-        (TABLE.replace("s:1", ""), "model_upload.serving_image_uri is empty"),
+        (TABLE.replace("s:1", ""), "model_upload.serving_image_uri must be a text"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, table, message):
