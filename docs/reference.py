@@ -47,7 +47,7 @@ _RULES_HEAD = """\
 
 It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
 pipelines and parameters, and studies. It looks for what costs money, is lost without a word, or is refused
-only after hours, not for what the API says itself at a submission. No network is needed.
+only after hours. No network is needed.
 
 - An **error** is refused, fails, or does something other than you meant. A **warning** works,
   and you may regret it.

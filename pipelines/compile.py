@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kfp import compiler
 
-from shardline.pipelines.check.checks import parse, refuse_errors
+from shardline.pipelines.check import checks
 from shardline.pipelines.check.pipeline import Aim
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.retrain import retrain_pipeline
@@ -37,7 +37,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
     finds errors.
     """
     text = compile_pipeline(settings, study)
-    warnings = refuse_errors(replace(parse(text, output), aim=Aim.HERE))
+    warnings = checks.refuse_errors(checks.check(replace(checks.parse(text, output), aim=Aim.HERE)))
     if _has_content(output, text):
         return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -232,7 +232,7 @@ def load_environment(
             raise missing_error(name)
     environment = Environment(**{"project": "", "location": ""} | values, file=settings)
     for name, value in values.items():
-        if found := _placeholder_value(value):
+        if found := placeholder(name, str(value)):
             raise SettingsError(f"{name} is {value!r}, where {found} is a placeholder; write your own")
     return environment
 
@@ -249,19 +249,17 @@ def missing_error(name: str) -> SettingsError:
 def is_filled_in(settings: Path | None) -> bool:
     """Whether a settings file names a platform's project, and has no placeholder left in [vertex]."""
     values = read_environment(settings) if settings else {}
-    return bool(values.get("project")) and not any(map(_placeholder_value, values.values()))
+    return bool(values.get("project")) and not any(
+        placeholder(name, str(value)) for name, value in values.items()
+    )
 
 
-def _placeholder_value(value: Any) -> str:
-    return str(value) if value in ("my-project", "my-bucket") else placeholder(str(value))
+def placeholder(name: str, text: str) -> str:
+    """Returns the placeholder of the example settings in a named text, or "".
 
-
-def placeholder(text: str) -> str:
-    """Returns the placeholder of the example settings in a text, or "".
-
-    Only at the position of a bucket or a project: a directory may have that name.
+    Only as a project or at the position of a bucket or a project: a directory may have that name.
     """
-    found = _PLACEHOLDER.search(text)
+    found = _PLACEHOLDER.search(f"projects/{text}" if name == "project" else text)
     return str(found[found.lastgroup or 0]) if found else ""
 
 

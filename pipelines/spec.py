@@ -91,6 +91,8 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
         raise PipelineError(
             f"{path} is not a compiled pipeline: {where} must be {_NAMES[expected]}, not {actual}"
         )
+    if (version := spec.get("schemaVersion")) != "2.1.0":
+        raise PipelineError(f"{path} has the schemaVersion {version}, not 2.1.0; compile it with KFP 2")
     name = spec["pipelineInfo"].get("name") or ""
     if not _NAME.fullmatch(name):
         raise PipelineError(
@@ -110,19 +112,29 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
     return PipelineFile(spec, platforms)
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if (word := str(key.value)) in seen:
+                raise yaml.YAMLError(f"the key {word!r} is there twice, in line {key.start_mark.line + 1}")
+            seen.add(word)
+        return super().construct_mapping(node, deep)
+
+
 def _documents(content: bytes | str, path: Path) -> list[Any]:
     """Returns the YAML documents of a file; refuses YAML that no compiler writes."""
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    depth = 0
     try:
         # Before any object is built. A few lines with aliases can expand to billions of values.
-        for event in yaml.parse(content, Loader=loader):
+        for event in yaml.parse(content, Loader=_Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or depth > _MAX_DEPTH:
                 raise PipelineError(
                     f"{path} is no pipeline: line {event.start_mark.line + 1} has an alias, a tag or a value "
                     f"that is nested {_MAX_DEPTH} times"
                 )
-        return list(yaml.load_all(content, Loader=loader))
+        return list(yaml.load_all(content, Loader=_Loader))
     except (yaml.YAMLError, ValueError) as error:
         raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 

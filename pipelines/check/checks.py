@@ -18,10 +18,10 @@ from shardline.trainer.base.errors import PipelineError
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
     """Returns what is wrong with a pipeline, and with its schedule; errors first."""
     custom_jobs = jobs(pipeline)
-    found = apply(
+    # A secret is reported alone: other rules quote values.
+    found = list(apply({Parameter: pipeline.parameters})) or apply(
         {
             Pipeline: [pipeline],
-            Parameter: pipeline.parameters,
             Task: pipeline.tasks,
             Executor: pipeline.executors,
             Job: custom_jobs,
@@ -35,9 +35,8 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
     )
 
 
-def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
-    """Checks a pipeline as `check` does and returns the warnings; PipelineError names the first error."""
-    findings = check(pipeline, schedule)
+def refuse_errors(findings: list[Finding]) -> list[Finding]:
+    """Returns findings that are only warnings; PipelineError names the first error."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
@@ -67,11 +66,12 @@ def check_run(
         SettingsError: When a value of one of our own pipelines is out of range.
         SourceError, ModelError: When there is no such source or model.
     """
+    refuse_errors(list(apply({Parameter: Pipeline(spec, given).parameters})))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here)
     aim = Aim.HERE if here else Aim.SENT
-    findings = refuse_errors(Pipeline(spec, parameters, aim=aim, location=location), schedule)
+    findings = refuse_errors(check(Pipeline(spec, parameters, aim=aim, location=location), schedule))
     if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
         raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
     return parameters, findings

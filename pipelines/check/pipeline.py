@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -61,12 +61,14 @@ class Pipeline:
         spec: The pipeline's spec, as `parse_file` reads it: its structure is checked there.
         given: Parameters by name; None when they are not known.
         location: Region of the run; "" when it is not known.
+        environment: The table [vertex] of its settings, where they are checked.
     """
 
     spec: Mapping[str, Any]
     given: Mapping[str, Any] | None = None
     aim: Aim = Aim.ASKED
     location: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     where = "pipeline"  # its name in a finding
 

@@ -82,9 +82,9 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
     if schedules.TABLE not in keys:
         from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 
-        pipeline = checks.parse(compile_pipeline(load(path)), path, given)
+        pipeline, values = checks.parse(compile_pipeline(load(path)), path, given), read_environment(path)
         return checks.check(
-            dataclasses.replace(pipeline, location=read_environment(path).get("location", ""))
+            dataclasses.replace(pipeline, location=values.get("location", ""), environment=values)
         )
     findings = []
     for name, declared in schedules.load_schedules(path).items():

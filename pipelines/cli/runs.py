@@ -291,14 +291,14 @@ def upload(
 
     Its version gets the tags. An existing version is not uploaded again.
     """
-    from shardline.pipelines.check.checks import refuse_errors
+    from shardline.pipelines.check.checks import check, refuse_errors
     from shardline.pipelines.check.pipeline import Aim, Pipeline
     from shardline.pipelines.remote import upload as registry
     from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
     content = read_pipeline(pipeline)
     spec = parse_pipeline(content, pipeline)
-    refuse_errors(Pipeline(spec, aim=Aim.SENT))
+    refuse_errors(check(Pipeline(spec, aim=Aim.SENT)))
     registry.check_tags(tags)
     proof = proofs.describe(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")

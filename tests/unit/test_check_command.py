@@ -58,6 +58,8 @@ def test_the_examples_placeholders_are_refused_and_nothing_else_of_it(tmp_path: 
     assert found.exit_code == 1
     assert set(re.findall(r"^error (SL\d+)", found.output, re.M)) == {"SL412"}
     assert "where my-project stands for your own" in found.output
+    assert "project is 'my-project'" in found.output
+    assert "pipeline_root is 'gs://my-bucket" in found.output
     own = tmp_path / "vertex.toml"
     own.write_text(example.read_text().replace("my-project", "acme-vision").replace("my-bucket", "acme-data"))
     assert run(own).exit_code == 0
@@ -146,6 +148,8 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
         (yaml.safe_dump(pipeline(components=["a"])).encode(), r"components must be a mapping, not \['a'\]"),
         (yaml.safe_dump(pipeline(components={1: {}})).encode(), "the key 1 of components must be a text"),
         (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "schemaVersion must be a text, not 2.1"),
+        (yaml.safe_dump(pipeline(schemaVersion="2.2.0")).encode(), "has the schemaVersion 2.2.0, not 2.1.0"),
+        (b"root: {}\nroot: {}\n", "the key 'root' is there twice, in line 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_pipeline_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -95,12 +95,29 @@ ROWS = [
     ),
     ("SL109", job(T4, REDUCER), job(T4, T4, REDUCER)),
     ("SL110", job(pool(), pool(), REDUCER), job(T4, T4, REDUCER)),
+    ("SL110", job(T4, {"replica_count": "0"}, REDUCER), job(T4, T4, REDUCER)),
     (
         "SL110",
         job(T4, T4, {**REDUCER, **T4, "container_spec": REDUCER["container_spec"]}),
         job(T4, T4, REDUCER),
     ),
+    ("SL114", job(gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 0)), job(T4)),
+    ("SL114", job(pool(machine={"accelerator_count": 1})), job(pool())),
+    (
+        "SL114",
+        job(pool(disk_spec={"boot_disk_size_gb": 50})),
+        job(pool(disk_spec={"boot_disk_size_gb": "100"})),
+    ),
     ("SL201", job(timeout="1h"), job(timeout="3600s")),
+    ("SL201", job(timeout="0s"), job(timeout="1s", max_wait_duration="0s")),
+    ("SL202", job(strategy="spot"), job(strategy="SPOT")),
+    ("SL202", job(T4, pool(), strategy="FLEX_START"), job(T4, T4, strategy="FLEX_START")),
+    (
+        "SL202",
+        job(labels={"team": "Vision"}),
+        job(labels={"équipe": "視覚-1", "run": "{{$.pipeline_job_name}}"}),
+    ),
+    ("SL202", job(tensorboard=TENSORBOARD), job(tensorboard=TENSORBOARD, service_account="a@b.c")),
     (
         "SL201",
         job(strategy="FLEX_START", timeout="604801s"),
@@ -224,6 +241,11 @@ def test_what_a_run_is_given(code: str, broken: dict[str, Any], repaired: dict[s
         ("SL612", "leafnet/ leafnet", "leafnet.source:Leaves", False),
         ("SL612", ". .", "leafnet.source:Leaves", False),
         ("SL612", "other .", "distribution.source:Leaves", False),
+        ("SL612", "--chown=user ./leafnet/ ./leafnet", "leafnet.source:Leaves", False),
+        ("SL612", "other \\\n  leafnet /app/", "leafnet.source:Leaves", False),
+        ("SL612", '["leafnet", "x"]', "leafnet.source:Leaves", False),
+        ("SL612", "* .", "leafnet.source:Leaves", False),
+        ("SL612", "other .\nadd leafnet leafnet", "leafnet.source:Leaves", False),
     ],
 )
 def test_a_package_that_the_image_does_not_hold(

@@ -2,12 +2,15 @@
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.checks import check_run
+from shardline.pipelines.check.checks import check, check_run
+from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.rules.containers import secret_kind
+from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
 
@@ -17,6 +20,7 @@ TOKEN = (
     "eyJhbGciOiJIUzI1NiJ9" + ".eyJzdWIiOiIxMjM0NTY3ODkwIn0." + "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 )
 SLACK = "https://hooks.slack.com/" + "services/T0/B0/x"
+AWS = "AKIA" + 16 * "A"
 
 SECRETS: list[tuple[str, str, Any]] = [
     ("a private key", "key", ACCOUNT),
@@ -103,6 +107,12 @@ def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
             check_run(spec, {"webhook_secret": "", "options": {}, name: value})
         assert "hunter2" not in str(caught.value)
         assert SLACK not in str(caught.value)
+
+    own = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
+    for name in ("model", "epochs", "source"):
+        with pytest.raises(PipelineError, match=f"SL811 parameter {name}: {name} holds an AWS") as caught:
+            check_run(own, {name: AWS})
+        assert AWS not in str(caught.value) + str(check(Pipeline(own, {name: AWS})))
 
 
 @pytest.mark.timeout(20)

@@ -59,11 +59,8 @@ def images(pipeline: Pipeline) -> Found:
     found = sorted(filter(None, of_tasks | {pool.image for job in custom_jobs for pool in job.pools}))
     for image in found:
         tag = image.rpartition("/")[2].partition(":")[2]
-        if (
-            "@" not in image
-            and not _RELEASED.match(image)
-            and (_has_registry(image) or tag in ("", "latest"))
-        ):
+        can_move = _has_registry(image) or tag in ("", "latest")
+        if can_move and "@" not in image and not _RELEASED.match(image):
             yield "SL403", f"the image {image} is named without a digest, and can be moved"
     if pipeline.aim is Aim.HERE:
         return
@@ -72,12 +69,11 @@ def images(pipeline: Pipeline) -> Found:
         if pipeline.aim is Aim.SENT and is_own and not _has_registry(image):
             yield "SL411", f"the image {image} has no registry, so the platform cannot pull it"
     texts = [("the image", image) for image in found]
-    texts += [(str(name), str(value)) for name, value in (pipeline.given or {}).items()]
-    texts += [
-        (key, value) for job in custom_jobs for key, value in job.spec.items() if isinstance(value, str)
-    ]
+    given = [*pipeline.environment.items(), *(pipeline.given or {}).items()]
+    texts += [(str(name), str(value)) for name, value in given]
+    texts += [item for job in custom_jobs for item in job.spec.items() if isinstance(item[1], str)]
     for name, text in dict.fromkeys(texts):
-        if word := placeholder(text):
+        if word := placeholder(name, text):
             yield "SL412", f"{name} is {text!r}, where {word} stands for your own"
 
 

@@ -7,13 +7,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from shardline.components.vertex.forms import seconds
-from shardline.components.vertex.payload import (
-    is_surely_missing,
-    literal_string,
-    mapping_at,
-    whole_number,
-)
+from shardline.components.vertex.forms import seconds, wrong_label
+from shardline.components.vertex.payload import is_surely_missing, literal_string, mapping_at, whole_number
 from shardline.pipelines.check.pipeline import PARAMETER, Job, Pool
 from shardline.pipelines.check.registry import Found, rules
 
@@ -51,11 +46,14 @@ def slots(job: Job) -> Found:
 
 @rules(Pool)
 def counts(pool: Pool) -> Found:
-    """Count of replicas. The launcher drops a count of 0 and keeps the rest of the pool.
+    """Counts of a pool. The launcher drops a count of 0 and keeps the rest of the pool.
 
     SL106 error: replica_count is a whole number of 1 or more.
         Fix: set 1 or more, or leave out the pool
         Source: WorkerPoolSpec; the launcher drops 0.
+    SL114 error: A machine has both accelerator type and count or neither, and a boot disk of 100 GB.
+        Fix: set accelerator_type and accelerator_count or neither, and boot_disk_size_gb to 100 or more
+        Source: MachineSpec; DiskSpec.
     """
     written = mapping_at(pool.spec).get("replica_count")
     if written is None:
@@ -64,6 +62,12 @@ def counts(pool: Pool) -> Found:
             yield "SL106", "replica_count is 0: the launcher drops the count and keeps the pool"
     elif "{{$" not in str(written) and (whole_number(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
+    kind, count = (pool.machine.get(f"accelerator_{name}") for name in ("type", "count"))
+    if bool(kind) != bool(count):
+        yield "SL114", f"accelerator_type is {kind or 'not set'}, and accelerator_count {count or 'is not'}"
+    size = whole_number(mapping_at(pool.spec, "disk_spec").get("boot_disk_size_gb"))
+    if size is not None and size < 100:
+        yield "SL114", f"boot_disk_size_gb is {size}"
 
 
 @rules(Job)
@@ -76,8 +80,8 @@ def roles(job: Job) -> Found:
     SL109 error: Reduction Server is worker pool 2.
         Fix: put Reduction Server into worker pool 2
         Source: training/distributed-training.
-    SL110 warning: Reduction Server, without GPUs, serves workers with GPUs.
-        Fix: give GPUs to chief and workers and none to Reduction Server, or leave it out
+    SL110 error: Reduction Server, without GPUs, serves workers with GPUs.
+        Fix: give GPUs to chief and workers, at least one, and none to Reduction Server, or leave it out
         Source: training/distributed-training.
     """
     strategy = _training_strategy(job)
@@ -93,9 +97,9 @@ def roles(job: Job) -> Found:
             yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
         if pool.accelerator_type:
             yield "SL110", f"the Reduction Server's machines have {pool.accelerator_type}"
-    workers = [pool for pool in job.pools if pool.index < 2]
-    if servers and all(is_surely_missing(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
-        yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
+    workers = job.pool(1)
+    if servers and (not workers or is_surely_missing(workers.spec, "machine_spec", "accelerator_type")):
+        yield "SL110", "the Reduction Server serves no workers with GPUs"
 
 
 def _role(index: int) -> str:
@@ -118,7 +122,7 @@ def _training_strategy(job: Job) -> str:
     return ""
 
 
-_SEVEN_DAYS_S = 604_800.0
+_STRATEGIES = ("STRATEGY_UNSPECIFIED", "ON_DEMAND", "LOW_COST", "STANDARD", "SPOT", "FLEX_START")
 
 
 @rules(Job)
@@ -127,7 +131,7 @@ def scheduling(job: Job) -> Found:
 
     All-reduce cannot continue without a peer: a worker that restarts alone finds no other worker.
 
-    SL201 error: A duration is in seconds and ends in "s", and a FLEX_START job's timeout is at most 7 days.
+    SL201 error: A duration is in seconds, as in "60s"; a timeout is not 0s, and FLEX_START's at most 7 days.
         Fix: write seconds and an s, as in "86400s"; with FLEX_START at most "604800s"
         Source: GCPC, CustomTrainingJobOp; training/schedule-jobs-dws.
     SL207 warning: A SPOT job saves checkpoints.
@@ -140,9 +144,9 @@ def scheduling(job: Job) -> Found:
     for name in ("timeout", "max_wait_duration"):
         found = literal_string(job.scheduling.get(name))
         duration = seconds(found)
-        if found and duration is None:
+        if found and (duration is None or (name == "timeout" and not duration)):
             yield "SL201", f"{name} is {found!r}"
-        elif name == "timeout" and job.strategy == "FLEX_START" and (duration or 0) > _SEVEN_DAYS_S:
+        elif name == "timeout" and job.strategy == "FLEX_START" and (duration or 0) > 604_800:
             yield "SL201", f"the job is FLEX_START, and its timeout is {found}"
     has_place = not is_surely_missing(job.spec, "base_output_directory") or _has_place(job)
     if job.strategy == "SPOT" and not has_place:
@@ -163,8 +167,12 @@ def _has_place(job: Job) -> bool:
 
 @rules(Job)
 def connections(job: Job) -> Found:
-    """TensorBoard and encryption key of a custom job.
+    """What the API refuses when the training task asks for its job, after the tasks before it.
 
+    SL202 error: A job's strategy, labels and TensorBoard are as the API takes them.
+        Fix: use STANDARD, SPOT or FLEX_START (machines all alike), labels of at most 63 lower-case letters,
+            digits, _ and -, and a service_account with a tensorboard
+        Source: Scheduling.Strategy; SDK, CustomJob.run.
     SL214 warning: A job with TensorBoard has a base_output_directory for its logs.
         Fix: set base_output_directory; the trainer writes its logs below it
         Source: CustomJobSpec.
@@ -173,6 +181,15 @@ def connections(job: Job) -> Found:
         Source: CustomJobSpec; EncryptionSpec.
     """
     spec = job.spec
+    if job.strategy and job.strategy not in _STRATEGIES:
+        yield "SL202", f"strategy is {job.strategy!r}"
+    kinds = {str(sorted(pool.machine.items())) for pool in job.pools if pool.machine_type}
+    if job.strategy == "FLEX_START" and len(kinds) > 1:
+        yield "SL202", f"the job is FLEX_START, and its pools have {len(kinds)} kinds of machine"
+    if wrong := wrong_label(mapping_at(job.content, "labels")):
+        yield "SL202", f"a label is {wrong!r}"
+    if spec.get("tensorboard") and is_surely_missing(spec, "service_account"):
+        yield "SL202", "the job has a tensorboard and no service_account"
     if spec.get("tensorboard") and is_surely_missing(spec, "base_output_directory", "output_uri_prefix"):
         yield "SL214", "the job has a tensorboard and no base_output_directory"
     named = {

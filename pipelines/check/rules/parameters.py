@@ -26,7 +26,7 @@ def values(pipeline: Pipeline) -> Found:
         Source: SDK, PipelineRuntimeConfigBuilder; pipeline_spec.proto.
     SL606 error: A parameter of Shardline's pipelines has a valid value.
         Fix: pass a valid value; 'shardline run' refuses this one, too
-        Source: Shardline: the run's first task refuses it.
+        Source: Shardline.
     """
     if pipeline.given is None or pipeline.aim is not Aim.ASKED:
         return  # `check_run` checks them before a run
@@ -55,13 +55,13 @@ def places(pipeline: Pipeline) -> Found:
 
     SL607 error: A run reads nothing from the machine that submits it, and no other kind of URL.
         Fix: copy it into a bucket ('gcloud storage cp --recursive'), and pass gs://BUCKET/PATH
-        Source: Shardline: a task runs in a container of its own.
+        Source: Shardline.
     SL610 error: What a run writes is in a bucket.
         Fix: pass gs://BUCKET/PATH
-        Source: Shardline: a container's disk is deleted with it.
+        Source: Shardline.
     SL611 warning: A run says where to publish a blessed model.
         Fix: pass champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
-        Source: Shardline: an empty champion_uri publishes nothing.
+        Source: Shardline.
     """
     if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
         return
@@ -79,13 +79,16 @@ def contents(pipeline: Pipeline) -> Found:
 
     SL612 error: The image holds them: the Dockerfile beside them copies them.
         Fix: add a line COPY to the Dockerfile, and build and push the image
-        Source: Shardline: the Dockerfile of a project.
+        Source: Shardline.
     """
     dockerfile = Path("Dockerfile")
     if pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES or not dockerfile.is_file():
         return
-    lines = re.findall(r"(?m)^COPY (.*)", dockerfile.read_text(encoding="utf-8"))
-    copied = {name.removesuffix("/") for line in lines for name in line.split()[:-1]}
+    joined = re.sub(r"\\\s*\n", " ", dockerfile.read_text(encoding="utf-8"))
+    lines = re.findall(r"(?im)^\s*(?:COPY|ADD)\s+(.*)", joined)
+    copied = {os.path.normpath(f"./{name}") for line in lines for name in line.split()[:-1]}
+    if any(re.search(r"[*?[]", line) for line in lines):
+        return  # globs and JSON: what they copy is not known
     for name, reference in plugins_of(_values(pipeline)).items():
         top = re.split("[.:]", reference)[0]
         # Any other is of a distribution, which the image may have.
