@@ -230,10 +230,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
         ('[validate]\nmemory = "much"', "takes no machine of .*memory = 'much'"),
         ("[validate]\ndisk = 200", "validate.disk needs a machine_type"),
         ('[validate]\nmachine_type = "n1-standard-8"\ncpu = 8', "validate.machine_type says how many cores"),
-        (
-            '[register]\nmachine_type = "n1-standard-8"',
-            "register.machine_type: these tasks are small",
-        ),
+        ('[register]\nmachine_type = "n1-standard-8"', "register.machine_type: these tasks are small"),
         ('[register]\ntimeout = "0s"', "register.timeout must be seconds"),
     ],
 )

@@ -77,11 +77,7 @@ def test_the_steps_and_their_order(spec):
         "record-run-2": ["train-and-register-2"],
     }
     follow_up = titled(spec, one, "train-and-register")
-    assert graph(follow_up) == {
-        "train": [],
-        "export-validate": ["train"],
-        "condition-1": ["export-validate"],
-    }
+    assert graph(follow_up) == {"train": [], "export-validate": ["train"], "condition-1": ["export-validate"]}
     assert graph(titled(spec, follow_up, "blessed")) == {"register": []}
 
 

@@ -61,11 +61,7 @@ def test_the_best_trial_parametrizes_the_final_training():
         for name, item in final.items()
         if "taskOutputParameter" in item
     }
-    assert producers == {
-        "training": "best-trial",
-        "gate": "configure",
-        "base_output_directory": "rehearse",
-    }
+    assert producers == {"training": "best-trial", "gate": "configure", "base_output_directory": "rehearse"}
     # A plan that is cached names the directory of an earlier run.
     assert not steps["plan-study"]["cachingOptions"].get("enableCache")
 

@@ -91,15 +91,9 @@ def test_an_empty_slot_is_the_empty_message(tmp_path: Path) -> None:
 
 
 def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
-    chief = replace(
-        GPU,
-        boot_disk_size_gb=500,
-        env={"NOTE": AWKWARD, "EMPTY": ""},
-    )
+    chief = replace(GPU, boot_disk_size_gb=500, env={"NOTE": AWKWARD, "EMPTY": ""})
     servers = WorkerPool(machine_type="n1-highcpu-16", replica_count=2)
-    told = [
-        {"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4, 2 reduction servers"},
-    ]
+    told = [{"name": "SHARDLINE_ACCELERATORS", "value": "2 NVIDIA_TESLA_T4, 2 reduction servers"}]
     cluster = Cluster(chief=chief, workers=GPU, reduction_server=servers)
     pools = sent(CustomJobSettings(cluster=cluster), tmp_path, note="n")["job_spec"]["worker_pool_specs"]
     container = pools[0].pop("container_spec")

@@ -7,6 +7,7 @@ passes is tried again and said so; where an answer was lost nothing is done twic
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from google.cloud.aiplatform_v1.types import PipelineState, Schedule
+from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, Schedule
 from google.rpc import code_pb2
 
 from shardline.components.vertex import client
@@ -22,7 +23,7 @@ from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of
-from tests.contract.fake.requests import PARENT, Waiting
+from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, FakeServices
 from tests.contract.fake.vertex import BUCKET, LOCATION, fake_vertex
 from tests.helpers.checks import pipeline
@@ -64,6 +65,20 @@ WAYS = ("CreatePipelineJob", "GetPipelineJob", "UploadPipeline", "ListSchedules"
 MAKING = ("CreatePipelineJob", "UploadPipeline")
 #: Calls that are not made again when it is not known whether they have been done: the command is.
 UNCERTAIN = ("CreateSchedule",)
+
+
+class Waiting:
+    """A run that lasts until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def __call__(self, job: PipelineJob) -> PipelineOutcome:
+        self.stop.wait()
+        return PipelineOutcome()
+
+    def cancel(self, job: PipelineJob) -> None:
+        self.stop.set()
 
 
 def first(chosen: Collection[str], methods: Collection[str]) -> list[Any]:
@@ -141,8 +156,7 @@ def test_a_missing_permission_is_named(fake: FakeServices, method: str) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "method",
-    first(MAKING, ["CreatePipelineJob", "CancelPipelineJob", "CreateSchedule"]),
+    "method", first(MAKING, ["CreatePipelineJob", "CancelPipelineJob", "CreateSchedule"])
 )
 def test_what_is_refused_for_good_is_not_tried_again(
     fake: FakeServices, method: str, code: int, words: str
@@ -161,17 +175,11 @@ def test_an_id_that_is_taken_is_a_conflict(fake: FakeServices) -> None:
     assert "run-1" in line
 
 
-@pytest.mark.parametrize(
-    ("command", "kind"),
-    [
-        (("status", "nosuch"), "PipelineJob"),
-        (("cancel", "nosuch"), "PipelineJob"),
-    ],
-)
-def test_what_is_not_there_is_named(fake: FakeServices, command: tuple[str, ...], kind: str) -> None:
-    line = refused(shardline(*command))
-    assert f"not found: The {kind} does not exist" in line
-    assert f"{PARENT}/pipelineJobs/nosuch" in line
+@pytest.mark.parametrize("command", ["status", "cancel"])
+def test_what_is_not_there_is_named(fake: FakeServices, command: str) -> None:
+    line = refused(shardline(command, "nosuch"))
+    assert "not found: The PipelineJob does not exist" in line
+    assert f"projects/{PROJECT}/locations/{LOCATION}/pipelineJobs/nosuch" in line
 
 
 @pytest.mark.parametrize(

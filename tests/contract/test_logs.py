@@ -51,10 +51,10 @@ class Run:
     fake: FakeVertex
     training: str
 
-    def say(self, *lines: str, replica: str = "workerpool0-0", **options: Any) -> None:
+    def say(self, *lines: str, replica: str = "workerpool0-0") -> None:
         labels = {"job_id": self.training.rpartition("/")[2], "task_name": replica}
         for line in lines:
-            self.fake.services.logs.add(line, ("ml_job", labels), log=replica, **options)
+            self.fake.services.logs.add(line, ("ml_job", labels), log=replica)
 
 
 def detail(number: int, name: str, state: State, parent: int = 0, **values: Any) -> PipelineTaskDetail:

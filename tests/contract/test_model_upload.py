@@ -11,10 +11,7 @@ from google.cloud.aiplatform_v1.types import Model
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from kfp import compiler, dsl
 
-from shardline.components.register.component import (
-    serving_model,
-    upload_task,
-)
+from shardline.components.register.component import serving_model, upload_task
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER

@@ -118,10 +118,7 @@ def submit(*arguments: str) -> Result:
 def start(*arguments: str) -> subprocess.Popen[str]:
     """Starts a command as a person does, in a process of its own."""
     return programs.Popen(
-        [sys.executable, "-c", COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -210,10 +207,7 @@ def ran(name: str, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the parameter count (int) has no default and must be set"),
-    ],
+    ("arguments", "message"), [([], "the parameter count (int) has no default and must be set")]
 )
 def test_mistakes_are_found_before_anything_is_sent(
     fake: FakeVertex, arguments: list[str], message: str

@@ -105,10 +105,7 @@ def test_what_is_not_proven_is_not_sent(fake: FakeVertex) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--tag", "Latest"], "got 'Latest'"),
-        (["--tag", "sha256:1"], "got 'sha256:1'"),
-    ],
+    [(["--tag", "Latest"], "got 'Latest'"), (["--tag", "sha256:1"], "got 'sha256:1'")],
 )
 def test_mistakes_are_found_before_anything_is_sent(
     fake: FakeVertex, arguments: list[str], message: str

@@ -118,11 +118,7 @@ ROWS = [
         job(labels={"équipe": "視覚-1", "run": "{{$.pipeline_job_name}}"}),
     ),
     ("SL202", job(tensorboard=TENSORBOARD), job(tensorboard=TENSORBOARD, service_account="a@b.c")),
-    (
-        "SL201",
-        job(strategy="FLEX_START", timeout="604801s"),
-        job(strategy="FLEX_START", timeout="604800s"),
-    ),
+    ("SL201", job(strategy="FLEX_START", timeout="604801s"), job(strategy="FLEX_START", timeout="604800s")),
     ("SL207", job(strategy="SPOT"), job(strategy="SPOT", base_output_directory=OUTPUT)),
     ("SL209", job(pool(), pool(), restart_job_on_worker_restart=False), job(pool(), pool())),
     # Parameter-server training goes on without a worker.

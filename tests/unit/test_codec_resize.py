@@ -47,12 +47,7 @@ def test_numbers_and_tensors_are_placed_alike(mode: str) -> None:
         for target in ((224, 224), (7, 7), (48, 96)):
             numbers = compute_placement(height, width, target, mode)
             tensors = compute_placement(
-                tf.constant(height),
-                tf.constant(width),
-                target,
-                mode,
-                minimum=tf.minimum,
-                maximum=tf.maximum,
+                tf.constant(height), tf.constant(width), target, mode, minimum=tf.minimum, maximum=tf.maximum
             )
             assert tuple(map(int, tensors)) == numbers
             assert numbers.top + numbers.height <= height

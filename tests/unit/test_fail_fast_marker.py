@@ -164,10 +164,7 @@ def test_without_a_writable_directory_the_error_is_the_same(settings, environ, t
 
 @pytest.mark.parametrize(
     ("variables", "words"),
-    [
-        ({}, f"train: error: {WORDS}"),
-        ({"TF_CONFIG": "{"}, "train: error: TF_CONFIG is not JSON"),
-    ],
+    [({}, f"train: error: {WORDS}"), ({"TF_CONFIG": "{"}, "train: error: TF_CONFIG is not JSON")],
 )
 def test_neither_waits_for_tensorflow(settings, environ, tmp_path, variables, words):
     run_job(settings, environ, ModelError(WORDS))

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.registration import (
-    copy_saved_model,
-    describe_model,
-)
+from shardline.components.register.registration import copy_saved_model, describe_model
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -29,10 +26,7 @@ def test_all_keys_are_read(tmp_path):
 
     assert load(tmp_path, TABLE) == ModelUpload(display_name="digits", serving_image_uri="s:1")
     assert load(tmp_path, TABLE + more) == ModelUpload(
-        display_name="digits",
-        serving_image_uri="s:1",
-        parent_model=PARENT,
-        tags={"team": "vision"},
+        display_name="digits", serving_image_uri="s:1", parent_model=PARENT, tags={"team": "vision"}
     )
 
 

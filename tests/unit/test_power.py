@@ -131,8 +131,7 @@ def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.9, "9 of 10"), (0.1023, "1 of 10"), (0.12, "12 of 100"), (0.07, "7 of 100")],
+    ("share", "text"), [(0.9, "9 of 10"), (0.1023, "1 of 10"), (0.12, "12 of 100"), (0.07, "7 of 100")]
 )
 def test_shares_of_cases_are_counted(share: float, text: str) -> None:
     assert odds(share) == text

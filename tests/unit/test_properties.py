@@ -16,10 +16,7 @@ EXAMPLES = {"settings": 150, "parameters": 40, "retrain": 12}
 LIMIT = 5
 
 
-@pytest.mark.parametrize(
-    ("name", "examples"),
-    [(name, EXAMPLES.get(name, 300) // 4) for name in TARGETS],
-)
+@pytest.mark.parametrize(("name", "examples"), [(name, EXAMPLES.get(name, 300) // 4) for name in TARGETS])
 def test_a_result_or_an_error_of_ours(name, examples):
     target = TARGETS[name]
 

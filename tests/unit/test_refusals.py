@@ -55,10 +55,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
             "run 'gcloud services enable secretmanager.googleapis.com'",
         ),
-        (
-            http_error(403, DENIED.replace("'", "")),
-            "permission storage.objects.get is missing (",
-        ),
+        (http_error(403, DENIED.replace("'", "")), "permission storage.objects.get is missing ("),
         (http_error(404, "no such package"), "not found: "),
         (
             api.ResourceExhausted(
@@ -74,10 +71,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
         (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
         (api.Aborted("race"), "it was changed meanwhile: race; try again"),
         (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
-        (
-            auth.RefreshError("invalid_grant: expired"),
-            "the credentials were refused",
-        ),
+        (auth.RefreshError("invalid_grant: expired"), "the credentials were refused"),
         (
             auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
             "Google Cloud was not reached (HTTPSConnectionPool(host='oauth2.googleapis.com')",

@@ -78,10 +78,7 @@ def sound(accuracy=0.95, **others):
         ("recall[class=healthy] >= .9", ("recall", ">=", 0.9, "class=healthy", False, "", None)),
         # A class may be called anything, a closing bracket and an operator included.
         ("f1[class=a] >= b] > 0.5", ("f1", ">", 0.5, "class=a] >= b", False, "", None)),
-        (
-            "accuracy[ camera = left eye ] > 0.5",
-            ("accuracy", ">", 0.5, "camera=left eye", False, "", None),
-        ),
+        ("accuracy[ camera = left eye ] > 0.5", ("accuracy", ">", 0.5, "camera=left eye", False, "", None)),
         ("worst_slice( accuracy ) >= 0.8", ("accuracy", ">=", 0.8, "", True, "", None)),
         ("accuracy >= champion - 0.005", ("accuracy", ">=", -0.005, "", False, "champion", None)),
         ("accuracy > champion (p < 0.05)", ("accuracy", ">", 0, "", False, "champion", 0.05)),

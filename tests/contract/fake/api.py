@@ -48,11 +48,7 @@ def refuse(*faults: str) -> None:
 
 
 def location(parent: str) -> str:
-    """Returns a location's name with the project's number, as the API writes it.
-
-    Raises:
-        ApiError: When there is no such location.
-    """
+    """Returns a location's name with the project's number, as the API writes it."""
     found = _PARENT.fullmatch(parent)
     if found is None or found.group(1) not in (PROJECT, PROJECT_NUMBER):
         raise ApiError(code_pb2.INVALID_ARGUMENT, f"parent: no such location {parent!r}")

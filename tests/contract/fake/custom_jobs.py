@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
 from tests.contract.fake.api import Outcome, find, location, now, refuse
-from tests.contract.fake.rules import faults
+from tests.contract.fake.rules import label_faults, spec_faults
 
 #: Seconds for which a look at a running job waits for its end: the launcher would look again after 20 s.
 _PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ class CustomJobs:
     def create_custom_job(self, request: job_service.CreateCustomJobRequest) -> CustomJob:
         parent = location(request.parent)
         job = request.custom_job
-        refuse(*faults(CustomJob.pb(job)))
+        refuse(*label_faults(job.labels), *spec_faults(CustomJob.pb(job).job_spec))
         job.name = f"{parent}/customJobs/{self._number()}"
         job.state = JobState.JOB_STATE_RUNNING
         job.create_time = now()
@@ -41,13 +41,6 @@ class CustomJobs:
         self._ended[job.name] = threading.Event()
         threading.Thread(target=self._execute, args=(job,), daemon=True).start()
         return job
-
-    def keep(self, job: CustomJob, parent: str) -> None:
-        """Keeps a job that has ended elsewhere, and names it."""
-        job.name = f"{parent}/customJobs/{self._number()}"
-        self.jobs[job.name] = job
-        self._ended[job.name] = threading.Event()
-        self._ended[job.name].set()
 
     def _execute(self, job: CustomJob) -> None:
         outcome = Outcome(code_pb2.INTERNAL, "the fake broke")

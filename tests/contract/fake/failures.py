@@ -90,12 +90,7 @@ class Failures:
 
     @contextmanager
     def around(self, method: str) -> Iterator[None]:
-        """Does to a call what is to happen to it.
-
-        Raises:
-            ApiError: The call fails.
-            DroppedConnection: Before or after the call.
-        """
+        """Does to a call what is to happen to it."""
         failure = self._next(method)
         if failure is None:
             yield

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from typing import Any
 
 from google.api.monitored_resource_pb2 import MonitoredResource
 from google.cloud.logging_v2.types import ListLogEntriesResponse, LogEntry
-from google.logging.type import log_severity_pb2
 from google.protobuf import json_format
 
 from tests.contract.fake.api import PROJECT, now, page, refuse
@@ -26,25 +24,14 @@ class LogEntries:
         self.entries: list[LogEntry] = []
         self._number = number
 
-    def add(
-        self,
-        text: str,
-        resource: tuple[str, dict[str, str]],
-        *,
-        log: str = "stderr",
-        severity: str = "INFO",
-        labels: dict[str, str] | None = None,
-        at: datetime.datetime | None = None,
-    ) -> None:
+    def add(self, text: str, resource: tuple[str, dict[str, str]], *, log: str) -> None:
         """Puts in an entry as a replica leaves one: jsonPayload.message; `resource` is type and labels."""
         kind, names = resource
         entry = LogEntry(
             log_name=f"projects/{PROJECT}/logs/{log.replace('/', '%2F')}",
             resource=MonitoredResource(type=kind, labels={"project_id": PROJECT, **names}),
             json_payload={"message": text},
-            severity=log_severity_pb2.LogSeverity.Value(severity),
-            labels=labels or {},
-            timestamp=at or now(),
+            timestamp=now(),
             insert_id=f"{self._number():08}",
         )
         entry.receive_timestamp = entry.timestamp

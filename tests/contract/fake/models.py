@@ -6,7 +6,6 @@ https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirement
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from google.longrunning import operations_pb2
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import ApiError, done, location, numbered, refuse
+from tests.contract.fake.rules import label_faults
 
 
 class Models:
@@ -39,16 +39,9 @@ class Models:
 
 def _faults(model: Any) -> Iterator[str]:
     """Yields what is wrong with a Model (protobuf), each fault beginning with the field's name."""
-    if not 1 <= len(model.display_name) <= 128:
-        yield "display_name: must have 1 to 128 characters"
-    for key, value in model.labels.items():
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key) or not re.fullmatch(r"[a-z0-9_-]{0,64}", value):
-            yield f"labels: invalid label {key!r}: {value!r}"
+    yield from label_faults(model.labels)
     if not model.artifact_uri.startswith("gs://"):
         yield f"artifact_uri: must be gs://, got {model.artifact_uri!r}"
     container = model.container_spec
-    if not container.image_uri:
-        yield "container_spec.image_uri: is required"
-    for name in ("predict_route", "health_route"):
-        if not getattr(container, name).startswith("/"):
-            yield f"container_spec.{name}: must begin with '/'"
+    if not container.image_uri or not container.predict_route.startswith("/"):
+        yield "container_spec: image_uri and routes that begin with '/' are required"

@@ -7,18 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.cloud.aiplatform_v1.types import (
-    PipelineJob,
-    PipelineState,
-    PipelineTaskDetail,
-    pipeline_service,
-)
+from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, PipelineTaskDetail, pipeline_service
 from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2, status_pb2
 
 from tests.contract.fake.api import ApiError, find, location, now, page, refuse
 from tests.contract.fake.filters import matching, ordered
-from tests.contract.fake.pipeline_rules import job_faults
+from tests.contract.fake.rules import pipeline_faults
 
 #: Seconds for which a look at a job waits for its end, so that a job that does nothing has ended when
 #: somebody looks at it.
@@ -74,7 +69,7 @@ class PipelineJobs:
             spec, job.template_metadata.version = self.resolve_template(job.template_uri)
             json_format.ParseDict(spec, PipelineJob.pb(job).pipeline_spec)
         content = as_json(job)
-        refuse(*job_faults(content, request.pipeline_job_id))
+        refuse(*pipeline_faults(content, request.pipeline_job_id))
         pipeline = content["pipeline_spec"]["pipelineInfo"]["name"]
         job.name = f"{parent}/pipelineJobs/{request.pipeline_job_id or f'{pipeline}-{self._number()}'}"
         return PipelineJob(self.start(job))
@@ -147,17 +142,6 @@ class PipelineJobs:
         outcome = PipelineOutcome(code_pb2.CANCELLED, "The PipelineJob was cancelled by the user.")
         self._end(job, PipelineState.PIPELINE_STATE_CANCELLED, outcome)
         return empty_pb2.Empty()
-
-    def ended(self, name: str, timeout_s: float) -> PipelineJob:
-        """Returns a job once it has ended.
-
-        Raises:
-            TimeoutError: When it has not, for so long.
-        """
-        job = find(self.jobs, name)
-        if not self._ended[job.name].wait(timeout_s):
-            raise TimeoutError(f"{job.name} is {job.state.name} after {timeout_s} s")
-        return job
 
     def active(self, schedule_name: str) -> int:
         """Returns how many jobs of a schedule have not ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from google.cloud.aiplatform_v1.types import CustomJob
@@ -27,19 +26,18 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
         # The runner reads a payload as the launcher does; text, since it is an int64, survives that.
         pool.setdefault("replica_count", "0")
     directory.mkdir(parents=True)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(word in name.lower() for word in _CLIENTS_ONLY)
+    }
     done = programs.run(
         [
-            *(
-                sys.executable,
-                "-m",
-                "shardline.pipelines.local.launcher_stubs",
-                "CustomJob",
-                "--executor_input",
-                "{}",
-            ),
+            *(sys.executable, "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"),
+            *("--executor_input", "{}"),
             *("--payload", json.dumps(content), "--gcp_resources", str(directory / "gcp_resources")),
         ],
-        env=without_clients(os.environ),
+        env=environment,
         capture_output=True,
         text=True,
     )
@@ -48,12 +46,3 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
         return Outcome()
     code = code_pb2.INVALID_ARGUMENT if done.returncode == EXIT_BAD_INPUT else code_pb2.INTERNAL
     return Outcome(code, done.stderr[-1000:])
-
-
-def without_clients(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which there is no fake."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not any(word in name.lower() for word in _CLIENTS_ONLY)
-    }

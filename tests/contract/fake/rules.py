@@ -1,104 +1,81 @@
-"""What the documentation says of a CustomJob, as the API would check it when a job is created.
+"""What the documentation says of jobs, as the API would check it when one is created.
 
-Sources: the comments in google/cloud/aiplatform/v1/custom_job.proto and machine_resources.proto, and
-https://cloud.google.com/vertex-ai/docs/training/distributed-training, .../schedule-jobs-dws,
-.../tensorboard-training.
+Sources: the comments in custom_job.proto, machine_resources.proto and pipeline_job.proto, and
+https://cloud.google.com/vertex-ai/docs/training/distributed-training and .../schedule-jobs-dws.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from google.cloud.aiplatform_v1.types import AcceleratorType, Scheduling
+from google.cloud.aiplatform_v1.types import Scheduling
 
 _SEVEN_DAYS_S = 604_800
-_NAMES = {
-    "network": r"projects/\d+/global/networks/[^/]+",
-    "tensorboard": r"projects/[^/]+/locations/[^/]+/tensorboards/\d+",
+_NUMBER = (int, float)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **{"STRING": (str,), "NUMBER_INTEGER": _NUMBER, "NUMBER_DOUBLE": _NUMBER},
+    **{"BOOLEAN": (bool,), "LIST": (list,), "STRUCT": (dict,)},
 }
-_KEY = r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"
 
 
-def faults(job: Any) -> Iterator[str]:
-    """Yields what is wrong with a CustomJob (protobuf), each fault beginning with the field's name."""
-    if not 1 <= len(job.display_name) <= 128:
-        yield "display_name: must have 1 to 128 characters"
-    for key, value in job.labels.items():
+def label_faults(labels: Mapping[str, str]) -> Iterator[str]:
+    for key, value in labels.items():
         if not re.fullmatch(r"[^\W\d_][\w-]{0,62}", key) or key != key.lower():
             yield f"labels: invalid key {key!r}"
         if not re.fullmatch(r"[\w-]{0,63}", value) or value != value.lower():
             yield f"labels: invalid value {value!r}"
-    key = job.encryption_spec.kms_key_name
-    if key and not re.fullmatch(_KEY, key):
-        yield "encryption_spec.kms_key_name: no such form of name"
-    yield from spec_faults(job.job_spec)
 
 
 def spec_faults(spec: Any) -> Iterator[str]:
-    """Yields what is wrong with a CustomJobSpec (protobuf)."""
-    yield from _of_pools(spec)
-    yield from _of_scheduling(spec)
-    yield from _of_connections(spec)
-
-
-def _of_pools(spec: Any) -> Iterator[str]:
-    pools = spec.worker_pool_specs
+    """Yields what is wrong with a CustomJobSpec (protobuf), each fault beginning with the field's name."""
+    pools, scheduling = spec.worker_pool_specs, spec.scheduling
     if not 1 <= len(pools) <= 4:
         yield f"job_spec.worker_pool_specs: must be 1 to 4, got {len(pools)}"
     for index, pool in enumerate(pools):
         name = f"job_spec.worker_pool_specs[{index}]"
         if index and not pool.ByteSize():
             continue  # "can be skipped by providing an empty value"
-        if index == 0 and pool.replica_count != 1:
-            yield f"{name}.replica_count: must be 1 for the primary replica, got {pool.replica_count}"
-        elif pool.replica_count < 1:
-            yield f"{name}.replica_count: must be positive"
-        if not pool.WhichOneof("task"):
-            yield f"{name}: container_spec or python_package_spec is required"
-        yield from _of_machine(name, pool.machine_spec)
-        if pool.HasField("disk_spec") and not 100 <= pool.disk_spec.boot_disk_size_gb <= 64_000:
-            yield f"{name}.disk_spec.boot_disk_size_gb: must be 100 to 64000"
-        env = [item.name for item in (*pool.container_spec.env, *pool.python_package_spec.env)]
-        if len(env) > 100 or len(set(env)) < len(env):
-            yield f"{name}.container_spec.env: at most 100 variables, each once"
-
-
-def _of_machine(name: str, machine: Any) -> Iterator[str]:
-    if not machine.machine_type:
-        yield f"{name}.machine_spec.machine_type: is required"
-    if bool(machine.accelerator_type) != (machine.accelerator_count > 0):
-        kind = AcceleratorType(machine.accelerator_type).name
-        yield f"{name}.machine_spec: {kind} does not go with {machine.accelerator_count} accelerators"
-
-
-def _of_scheduling(spec: Any) -> Iterator[str]:
-    scheduling = spec.scheduling
-    timeout = scheduling.timeout.ToTimedelta().total_seconds()
-    if scheduling.HasField("timeout") and timeout <= 0:
-        yield "job_spec.scheduling.timeout: must be positive"
+        if pool.replica_count < 1 or (index == 0 and pool.replica_count != 1):
+            yield f"{name}.replica_count: must be positive, and 1 for the primary replica"
+        if not pool.WhichOneof("task") or not pool.machine_spec.machine_type:
+            yield f"{name}: container_spec or python_package_spec, and machine_type are required"
+        if bool(pool.machine_spec.accelerator_type) != (pool.machine_spec.accelerator_count > 0):
+            yield f"{name}.machine_spec: accelerator_type and accelerator_count go together"
     if scheduling.strategy == Scheduling.Strategy.FLEX_START:
-        if timeout > _SEVEN_DAYS_S:
+        if scheduling.timeout.ToTimedelta().total_seconds() > _SEVEN_DAYS_S:
             yield "job_spec.scheduling.timeout: at most 7 days with FLEX_START"
-        machines = {
-            pool.machine_spec.SerializeToString() for pool in spec.worker_pool_specs if pool.ByteSize()
-        }
-        if len(machines) > 1:
-            yield "job_spec.worker_pool_specs: all machines are the same with FLEX_START"
     elif scheduling.HasField("max_wait_duration"):
         yield "job_spec.scheduling.max_wait_duration: only with FLEX_START"
-
-
-def _of_connections(spec: Any) -> Iterator[str]:
-    for field, form in _NAMES.items():
-        value = getattr(spec, field)
-        if value and not re.fullmatch(form, value):
-            yield f"job_spec.{field}: {value!r} does not have the form {form}"
-    if spec.network and spec.HasField("psc_interface_config"):
-        yield "job_spec.network: excludes psc_interface_config"
     if spec.tensorboard and not spec.service_account:
         yield "job_spec.tensorboard: needs service_account"
-    base = spec.base_output_directory.output_uri_prefix
-    if base and not base.startswith("gs://"):
-        yield "job_spec.base_output_directory.output_uri_prefix: must be gs://"
+
+
+def pipeline_faults(job: dict[str, Any], job_id: str = "") -> Iterator[str]:
+    """Yields what is wrong with a pipeline job (as JSON with the fields' own names) and its id."""
+    if job_id and not re.fullmatch(r"[a-z][a-z0-9-]{0,126}", job_id):
+        yield f"pipeline_job_id: {job_id!r} must match [a-z][a-z0-9-]{{0,126}}"
+    yield from label_faults(job.get("labels", {}))
+    config = job.get("runtime_config", {})
+    output = config.get("gcs_output_directory", "")
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/.*)?", output):
+        yield f"runtime_config.gcs_output_directory: must be gs://BUCKET/..., got {output!r}"
+    spec = job.get("pipeline_spec", {})
+    if not spec and not job.get("template_uri"):
+        yield "pipeline_spec: is required where there is no template_uri"
+    declared = spec.get("root", {}).get("inputDefinitions", {}).get("parameters", {})
+    given = config.get("parameter_values", {})
+    for name, value in given.items():
+        if not _fits(value, declared.get(name, {}).get("parameterType", "")):
+            yield f"runtime_config.parameter_values[{name!r}]: no such parameter, or not of {value!r}"
+    for name, declaration in declared.items():
+        if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
+            yield f"runtime_config.parameter_values: {name!r} is required"
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or kind == "BOOLEAN":
+        return isinstance(value, bool) and kind == "BOOLEAN"
+    whole = kind != "NUMBER_INTEGER" or not isinstance(value, float) or value.is_integer()
+    return whole and isinstance(value, _TYPES.get(kind, ()))

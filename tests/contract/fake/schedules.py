@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable
+import zoneinfo
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from cronsim import CronSim
 from google.cloud.aiplatform_v1.types import PipelineJob, Schedule, schedule_service
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
@@ -16,13 +18,14 @@ from google.rpc import code_pb2
 from tests.contract.fake.api import ApiError, done, find, location, now, page, refuse
 from tests.contract.fake.filters import matching, ordered
 from tests.contract.fake.pipeline_jobs import PipelineJobs, as_json
-from tests.contract.fake.pipeline_rules import fire_times, schedule_faults
+from tests.contract.fake.rules import pipeline_faults
 
 _OUTPUT_ONLY = (
     *("started_run_count", "state", "create_time", "update_time", "next_run_time", "last_pause_time"),
     *("last_resume_time", "catch_up", "last_scheduled_run_response"),
 )
 _TIMES = ("create_time", "start_time", "end_time", "next_run_time")
+_ZONED = re.compile(r"(?:(?:CRON_)?TZ=(\S+)\s+)?(.*)")
 #: The second form is that of the documentation.
 _TIME_PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_job_schedule_time_utc(_placeholder)?\}\}")
 
@@ -93,7 +96,7 @@ class Schedules:
         if ended or 0 < schedule.max_run_count <= schedule.started_run_count:
             schedule.state = Schedule.State.COMPLETED
             return None
-        schedule.next_run_time = next(fire_times(schedule.cron, at))
+        schedule.next_run_time = next(_fire_times(schedule.cron, at))
         limit = schedule.max_concurrent_active_run_count
         if limit and self._pipelines.active(schedule.name) >= limit:
             return None
@@ -132,15 +135,23 @@ class Schedules:
         return schedule
 
     def _check(self, schedule: Schedule, parent: str) -> None:
-        faults = list(schedule_faults(as_json(schedule)))
-        if location(schedule.create_pipeline_job_request.parent) != parent:
-            faults.append("create_pipeline_job_request.parent: another location than the schedule's")
+        request = schedule.create_pipeline_job_request
+        faults = list(pipeline_faults(as_json(request.pipeline_job)))
+        if location(request.parent) != parent or schedule.max_concurrent_run_count < 1:
+            faults.append("schedule: its requests are of its location, and max_concurrent_run_count positive")
         refuse(*faults)
+
+
+def _fire_times(cron: str, after: datetime.datetime) -> Iterator[datetime.datetime]:
+    """Yields when a schedule fires after a time, in UTC."""
+    zone, fields = _ZONED.fullmatch(cron).groups()  # type: ignore[union-attr]
+    for time in CronSim(fields, after.astimezone(zoneinfo.ZoneInfo(zone or "UTC"))):
+        yield time.astimezone(datetime.UTC)
 
 
 def _set_next_run(schedule: Schedule) -> None:
     after = max(now().timestamp(), schedule.start_time.timestamp())
-    times = fire_times(schedule.cron, datetime.datetime.fromtimestamp(after, datetime.UTC))
+    times = _fire_times(schedule.cron, datetime.datetime.fromtimestamp(after, datetime.UTC))
     schedule.next_run_time = next(times)
 
 

@@ -9,16 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from google.cloud.aiplatform_v1.types import (
-    CustomJob,
-    HyperparameterTuningJob,
-    Model,
-    PipelineJob,
-    Schedule,
-)
+from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob, Model, PipelineJob, Schedule
 from google.rpc import code_pb2
 
-from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError, Outcome
+from tests.contract.fake.api import PROJECT, PROJECT_NUMBER, ApiError, Outcome
 from tests.contract.fake.custom_jobs import CustomJobs
 from tests.contract.fake.failures import Drop, Failure, Failures
 from tests.contract.fake.log_entries import LogEntries
@@ -28,7 +22,7 @@ from tests.contract.fake.project import PROJECT_ROUTES, Project
 from tests.contract.fake.registry import REGISTRY_ROUTES, Registry
 from tests.contract.fake.schedules import Schedules
 from tests.contract.fake.tokens import Tokens
-from tests.contract.fake.tuning_jobs import RunTuning, TuningJobs, even_trials
+from tests.contract.fake.tuning_jobs import TuningJobs
 
 __all__ = ["PROJECT", "PROJECT_NUMBER", "ApiError", "FakeServices", "Outcome"]
 
@@ -55,7 +49,6 @@ class FakeServices:
         self,
         run: Callable[[CustomJob], Outcome] = lambda job: Outcome(),
         run_pipeline: RunPipeline = lambda job: PipelineOutcome(),
-        run_tuning: RunTuning = even_trials,
     ) -> None:
         self.calls: list[str] = []
         self.failures = Failures()
@@ -64,7 +57,7 @@ class FakeServices:
         self.tokens = Tokens()
         numbers = itertools.count(1).__next__
         self._custom_jobs = CustomJobs(run, numbers)
-        self._tuning_jobs = TuningJobs(run_tuning, numbers)
+        self._tuning_jobs = TuningJobs(numbers)
         self._models = Models(numbers)
         self._pipelines = PipelineJobs(run_pipeline, numbers)
         self._schedules = Schedules(self._pipelines, numbers)
@@ -106,18 +99,6 @@ class FakeServices:
         """Does what a schedule does at one of its times; None where that makes no job now."""
         return self._schedules.fire(schedule_name, at)
 
-    def ended(self, name: str, timeout_s: float = 60.0) -> PipelineJob:
-        """Returns a pipeline job once it has ended.
-
-        Raises:
-            TimeoutError: When it has not, for so long.
-        """
-        return self._pipelines.ended(name, timeout_s)
-
-    def keep_custom_job(self, job: CustomJob) -> None:
-        """Keeps a custom job that has ended, as the platform keeps those of a pipeline's tasks."""
-        self._custom_jobs.keep(job, f"projects/{PROJECT_NUMBER}/locations/{LOCATION}")
-
     def fail(
         self,
         method: str,
@@ -128,31 +109,11 @@ class FakeServices:
         delay_s: float = 0.0,
         drop: Drop = "",
     ) -> None:
-        """Lets the next calls of a method fail, be late, or lose their connection.
-
-        Args:
-            method: Name of the call: CreatePipelineJob, UploadPipeline.
-            code: One of google.rpc.Code; 0 lets the call through.
-            message: What the error says; the platform's own words where it is "".
-            times: How many calls.
-            delay_s: Seconds for which each of them waits first.
-            drop: Whether the connection is lost while the client sends its "request" (nothing is done then),
-                or while it receives the "answer" (all is done).
-        """
+        """Lets the next calls of a method fail, be late, or lose their connection: see `Failure`."""
         self.failures.add(Failure(method, code, message, times, delay_s, drop))
 
     def call(self, method: str, request: Any, authorization: str = "") -> Any:
-        """Answers a call.
-
-        Args:
-            method: Name of the call.
-            request: Its request.
-            authorization: Header with the client's token.
-
-        Raises:
-            ApiError: When the answer is an error.
-            DroppedConnection: When there is none.
-        """
+        """Answers a call; `authorization` is the header with the client's token."""
         if method not in _BACKGROUND:
             self.calls.append(method)
         self.tokens.check(authorization)
@@ -172,11 +133,7 @@ class FakeServices:
                 self._idle.notify_all()
 
     def settle(self, timeout_s: float = 30.0) -> None:
-        """Waits until nothing is being answered, those calls included for which nobody waits any more.
-
-        Raises:
-            TimeoutError: When it takes so long.
-        """
+        """Waits until nothing is being answered, those calls included for which nobody waits any more."""
         with self._idle:
             if not self._idle.wait_for(lambda: not self._busy, timeout_s):
                 raise TimeoutError(f"{self._busy} calls are being answered after {timeout_s} s")

@@ -30,26 +30,17 @@ class Tokens:
         self._given = next(self._numbers)
         return {"access_token": f"fake-{self._given}", "expires_in": 3600, "token_type": "Bearer"}
 
-    def expire(self) -> None:
-        """Ends all tokens that were given."""
-        self._expired = self._given
-
     def expire_after(self, method: str) -> None:
         """Ends all tokens that were given once the next call of a method has been answered."""
         self._last_call = method
 
     def answered(self, method: str) -> None:
-        """Takes notice of a call that has been answered."""
         if method == self._last_call:
             self._last_call = ""
-            self.expire()
+            self._expired = self._given
 
     def check(self, authorization: str) -> None:
-        """Answers UNAUTHENTICATED to a token that has expired.
-
-        Raises:
-            ApiError: So.
-        """
+        """Answers UNAUTHENTICATED to a token that has expired."""
         match = re.fullmatch(r"Bearer fake-(\d+)", authorization)
         if match and int(match[1]) <= self._expired:
             self.refused += 1

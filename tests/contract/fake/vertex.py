@@ -31,12 +31,10 @@ from google.cloud.secretmanager_v1.services.secret_manager_service.transports im
 from tests.contract.fake.api import LOCATION
 from tests.contract.fake.certificates import HOSTS, certificates, write_service_account
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, RunPipeline
-from tests.contract.fake.pipelines import LocalRuns
 from tests.contract.fake.proxy import Tunnels, serve_proxy
 from tests.contract.fake.rpcs import Rpc, rpcs_of
 from tests.contract.fake.servers import serve_grpc, serve_rest
 from tests.contract.fake.services import PROJECT, FakeServices, Outcome
-from tests.contract.fake.tuning_jobs import RunTuning, even_trials
 from tests.helpers.serving import running
 
 BUCKET = "staging"
@@ -68,19 +66,9 @@ def fake_vertex(
     directory: Path,
     run: Callable[[CustomJob], Outcome] = lambda job: Outcome(),
     run_pipeline: RunPipeline = lambda job: PipelineOutcome(),
-    run_tuning: RunTuning = even_trials,
 ) -> Iterator[FakeVertex]:
-    """Runs a fake.
-
-    Args:
-        directory: For the key of a service account.
-        run: What a custom job does.
-        run_pipeline: What a pipeline job does.
-        run_tuning: What a hyperparameter tuning job does.
-    """
-    services = FakeServices(run, run_pipeline, run_tuning)
-    if isinstance(run_pipeline, LocalRuns):
-        run_pipeline.services = services
+    """Runs a fake, with the key of a service account in the directory, and what jobs do."""
+    services = FakeServices(run, run_pipeline)
     rpcs = _rpcs()
     files = certificates()
     with contextlib.ExitStack() as stack:
