@@ -196,10 +196,7 @@ def test_retries_are_constants_of_the_task(retries: int, policy: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (
-            lambda: replace(CPU, machine_type="ct5lp-hightpu-4t"),
-            "has TPUs, on which Shardline does not train",
-        ),
+        (lambda: replace(CPU, machine_type="ct5lp-hightpu-4t"), "has TPUs, on which Shardline does not"),
         (lambda: replace(CPU, accelerator_type="TPU_V3"), "has TPUs, on which"),
         (
             lambda: Cluster(chief=CPU, workers=GPU, reduction_server=CPU, parameter_servers=CPU),

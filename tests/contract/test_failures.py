@@ -185,10 +185,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: str) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (
-            code_pb2.RESOURCE_EXHAUSTED,
-            "Quota exceeded for quota metric 'aiplatform.googleapis.com/resource_management_requests'",
-        ),
+        (code_pb2.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric"),
         (code_pb2.UNAVAILABLE, "the service failed or the connection was lost (503 service unavailable"),
     ],
 )

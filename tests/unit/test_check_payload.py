@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from shardline.components.vertex.payload import is_surely_missing, whole_number
-from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
+from shardline.components.vertex.payload import whole_number
+from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 
@@ -85,27 +85,16 @@ def test_concat_and_if_present_are_written_out() -> None:
     declared["unwanted"] = {"parameterType": "STRING", "isOptional": True}
     args = spec["deploymentSpec"]["executors"]["exec-custom-training-job"]["container"]["args"]
     args[args.index("CustomJob")] = "HyperparameterTuningJob"
-    args[args.index("--payload") + 1] = json.dumps(
-        {
-            "Concat": [
-                '{"display_name": "',
-                p("display_name"),
-                '"',
-                {"IfPresent": {"InputName": "wanted", "Then": {"Concat": [', "a": "', p("wanted"), '"']}}},
-                {"IfPresent": {"InputName": "unwanted", "Then": ', "b": 1', "Else": ', "b": 2'}},
-                ', "trial_job_spec": {"worker_pool_specs": ',
-                p("worker_pool_specs"),
-                "}}",
-            ]
-        }
-    )
+    parts = [
+        f'{{"display_name": "{p("display_name")}"',
+        {"IfPresent": {"InputName": "wanted", "Then": {"Concat": [', "a": "', p("wanted"), '"']}}},
+        {"IfPresent": {"InputName": "unwanted", "Then": ', "b": 1', "Else": ', "b": 2'}},
+        f', "trial_job_spec": {{"worker_pool_specs": {p("worker_pool_specs")}}}}}',
+    ]
+    args[args.index("--payload") + 1] = json.dumps({"Concat": parts})
     found = only_job(spec)
 
-    assert {key: found.content[key] for key in ("display_name", "a", "b")} == {
-        "display_name": "train",
-        "a": "yes",
-        "b": 2,
-    }
+    assert {"display_name": "train", "a": "yes", "b": 2}.items() <= found.content.items()
     assert found.pools[0].machine_type == "n1-standard-8"
 
 
@@ -129,13 +118,6 @@ def test_a_payload_that_is_no_json_says_where() -> None:
     assert found.pools == ()
 
 
-def test_what_is_surely_not_there() -> None:
-    assert is_surely_missing({"a": {}}, "a", "b")
-    assert is_surely_missing({"a": {"b": ""}}, "a", "b")
-    assert not is_surely_missing({"a": UNKNOWN_TEXT}, "a", "b")
-    assert not is_surely_missing({"a": {"b": 1}}, "a", "b")
-
-
 @pytest.mark.parametrize(
     ("value", "number"),
     [
@@ -152,12 +134,6 @@ def test_what_is_surely_not_there() -> None:
 )
 def test_a_whole_number_has_many_forms(value: Any, number: int | None) -> None:
     assert whole_number(value) == number
-
-
-def test_a_tasks_values() -> None:
-    found = only_task(text="a")
-
-    assert found.values() == {"text": "a", "later": UNKNOWN, "unset": None}
 
 
 def test_the_jobs_own_parameters_are_those_of_the_component() -> None:

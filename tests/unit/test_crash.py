@@ -27,11 +27,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (DatasetError("no\nmanifest"), EXIT_BAD_INPUT, "no manifest"),
         (OSError(errno.ENOSPC, "No space left on device", "/full"), EXIT_FAILED, "No space left on device ("),
         (OSError(errno.EACCES, "Permission denied", "/root"), EXIT_BAD_INPUT, "Permission denied: '/root'\n"),
-        (
-            OSError(errno.ESTALE, "Stale file handle", "/gcs/b"),
-            EXIT_FAILED,
-            "Stale file handle: '/gcs/b'; a ",
-        ),
+        (OSError(errno.ESTALE, "Stale file handle", "/gcs/b"), EXIT_FAILED, "Stale file handle: '/gcs/b'; a"),
         (
             ModuleNotFoundError("No module named 'psutil'", name="psutil"),
             EXIT_BAD_INPUT,

@@ -35,21 +35,8 @@ OWN_NAMES = {
 PIPELINE = ROOT / "compiled" / "retrain.yaml"
 #: What a reader types besides our own commands.
 PROGRAMS = {
-    "cd",
-    "curl",
-    "docker",
-    "export",
-    "gcloud",
-    "make",
-    "mlflow",
-    "mkdir",
-    "mpirun",
-    "pip",
-    "printf",
-    "python",
-    "shardline",
-    "srun",
-    "terraform",
+    *("cd", "curl", "docker", "export", "gcloud", "make", "mlflow", "mkdir", "mpirun", "pip", "printf"),
+    *("python", "shardline", "srun", "terraform"),
 }
 
 

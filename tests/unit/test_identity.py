@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +17,17 @@ RUN = Identity(
 )
 
 
-def _claim(directory: Path, identity: Identity, *, allow_new_data: bool = False, write: bool = True) -> None:
-    claim(directory, identity, allow_new_data=allow_new_data, write=write)
+_claim = functools.partial(claim, allow_new_data=False, write=True)
 
 
-def test_a_directory_is_claimed_once_and_known_again(tmp_path: Path) -> None:
+def test_a_directory_is_claimed_once_by_the_writer_and_known_again(tmp_path: Path) -> None:
+    _claim(tmp_path / "new", RUN, write=False)
+    assert not (tmp_path / "new").exists()
     _claim(tmp_path / "new", RUN)
     _claim(tmp_path / "new", RUN)
     _claim(tmp_path / "new", RUN, write=False)
 
     assert json.loads((tmp_path / "new" / "run.json").read_text())["variables"] == RUN.variables
-
-
-def test_only_the_writer_claims(tmp_path: Path) -> None:
-    _claim(tmp_path / "new", RUN, write=False)
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import shardline
 
+MAIN = '__name__ == "__main__"'
 HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.aiplatform", "numpy")
 
 
@@ -23,7 +24,7 @@ def test_no_program_is_imported_by_its_own_package() -> None:
     """`python -m` would say so, at the top of each log (RuntimeWarning: found in sys.modules)."""
     root = Path(__file__).resolve().parents[2]
     rings = ("trainer", "components", "pipelines")
-    files = [path for ring in rings for path in (root / ring).rglob("*.py") if _is_program(path)]
+    files = [path for ring in rings for path in (root / ring).rglob("*.py") if MAIN in path.read_text()]
     names = [".".join(("shardline", *path.relative_to(root).with_suffix("").parts)) for path in files]
     program = (
         "import importlib, sys\n"
@@ -34,10 +35,6 @@ def test_no_program_is_imported_by_its_own_package() -> None:
 
     assert len(names) > 10
     assert done.stdout.strip() == "[]"
-
-
-def _is_program(path: Path) -> bool:
-    return '__name__ == "__main__"' in path.read_text()
 
 
 def test_what_a_type_checker_sees_is_what_there_is() -> None:
@@ -55,11 +52,8 @@ def test_what_a_type_checker_sees_is_what_there_is() -> None:
     assert set(shardline.__all__) <= set(dir(shardline))
 
 
-def test_a_name_is_loaded_when_it_is_used() -> None:
+def test_a_name_is_loaded_when_it_is_used_and_others_are_attribute_errors() -> None:
     from shardline.components.preprocess.sources.example import Example
 
     assert shardline.Example is Example
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(shardline, "no_such_name")

@@ -71,10 +71,7 @@ def test_a_replica_s_own_log_is_whole(run: Path) -> None:
         (["--task", "tran"], "no task 'tran' has run; these have: prepare, train"),
         (["--task", "tran", "--follow"], "no task 'tran' has run; these have: prepare, train"),
         (["--replica", "worker-9"], "no replica 'worker-9' has run; these have: chief-0 of train"),
-        (
-            ["--replica", "chief-0", "--task", "prepare"],
-            "no replica 'chief-0' has run in 'prepare'; these have: chief-0 of train",
-        ),
+        (["--replica", "chief-0", "--task", "prepare"], "no replica 'chief-0' has run in 'prepare'; these"),
         (["--replica", "chief-0", "--task", "/etc"], "no replica 'chief-0' has run in '/etc'; these have"),
     ],
 )

@@ -178,18 +178,15 @@ SPLIT = ("splits", "train")
         ('{"a": NaN}', "NaN is not a JSON number"),
         ({}, "is not a Shardline manifest"),
         (change("format_version", to=1), "has format_version 1"),
-        (change("splits", to=[]), "splits must be a mapping of mappings, got"),
         (change(*SPLIT, "shards", to={}), "splits.train.shards must be a list"),
         (change("labels", to="ab"), "labels must be a list of mappings, got 'ab'"),
         (change("labels", to=[]), "it has no label, no split"),
         (change("records_in", to="11"), "records_in must be a whole number, got '11'"),
         (change("records_in", to=10**40), "records_in must be a whole number of 64 bits, got 1000"),
         (change("records_in", to=-1), "it has a negative number, -1"),
-        (change("rejected", to={"x": -5}), "it has a negative number, -5"),
         (change(*SPLIT, "labels", "label", "counts", to=[-4, 14]), "it has a negative number, -4"),
         (change(*SPLIT, "shards", 0, "records", to=-10), "it has a negative number, -10"),
         (change(*SPLIT, "shards", 0, "file", to="../x"), "names a shard outside the directory: '../x'"),
-        (change(*SPLIT, "shards", 0, "file", to="/etc/passwd"), "names a shard outside the directory"),
         (change(*SPLIT, "shards", 0, "file", to=".."), "names a shard outside the directory"),
         (change("features", 0, "shape", to=[8, 8]), "an invalid feature"),
         (change("features", 0, "encoding", to="gif"), "an invalid feature"),
@@ -204,15 +201,13 @@ def test_a_hostile_manifest_says_what_is_wrong(tmp_path: Path, content: Any, mes
 
 
 def test_a_manifest_without_end_is_not_read_to_it(tmp_path: Path) -> None:
-    with (tmp_path / manifests.MANIFEST_FILE).open("wb") as file:
-        file.truncate(100 << 20)
+    path = tmp_path / manifests.MANIFEST_FILE
+    path.touch()
+    os.truncate(path, 100 << 20)
     with pytest.raises(DatasetError, match="has more than 64 MiB"):
         manifests.load(tmp_path)
-    (tmp_path / manifests.MANIFEST_FILE).unlink()
-    (tmp_path / manifests.MANIFEST_FILE).symlink_to("/dev/zero")
-    with pytest.raises(DatasetError, match="is not a file"):
-        manifests.load(tmp_path)
-    (tmp_path / manifests.MANIFEST_FILE).unlink()
-    os.mkfifo(tmp_path / manifests.MANIFEST_FILE)
-    with pytest.raises(DatasetError, match="is not a file"):
-        manifests.load(tmp_path)
+    for make in (lambda: path.symlink_to("/dev/zero"), lambda: os.mkfifo(path)):
+        path.unlink()
+        make()
+        with pytest.raises(DatasetError, match="is not a file"):
+            manifests.load(tmp_path)

@@ -47,10 +47,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             "permission iam.serviceAccounts.actAs is missing (You do not have",
         ),
         (api.PermissionDenied("no"), "permission denied to your account: no"),
-        (
-            api.PermissionDenied("Permission 'compute.networks.use' denied"),
-            "grant a role that includes it to",
-        ),
+        (api.PermissionDenied("Permission 'compute.networks.use' denied"), "grant a role that includes it"),
         (
             api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
             "run 'gcloud services enable secretmanager.googleapis.com'",
@@ -64,10 +61,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             ),
             "a quota is used up: The following quota metrics exceed quota limits: aiplatform",
         ),
-        (
-            api.TooManyRequests("slow down"),
-            "too many requests, or a quota is used up: slow down; try again later",
-        ),
+        (api.TooManyRequests("slow down"), "too many requests, or a quota is used up: slow down; try again"),
         (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
         (api.Aborted("race"), "it was changed meanwhile: race; try again"),
         (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
@@ -76,10 +70,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
             "Google Cloud was not reached (HTTPSConnectionPool(host='oauth2.googleapis.com')",
         ),
-        (
-            requests.ConnectTimeout("connect timeout=3"),
-            "Google Cloud was not reached (connect timeout=3); check",
-        ),
+        (requests.ConnectTimeout("connect timeout=3"), "Google Cloud was not reached (connect timeout=3)"),
         (api.Unauthenticated("who?"), "not signed in (who?); run 'gcloud auth"),
         (api.InvalidArgument("a\nb"), "the platform refused it: a b"),
     ],

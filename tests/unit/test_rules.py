@@ -97,13 +97,9 @@ def test_a_rule_is_read(text, expected):
     [
         ("", "cannot read the rule ''; write it like 'accuracy >= 0.95'"),
         ("accuracy", "cannot read the rule"),
-        ("accuracy >= nan", "cannot read the rule"),
         ("accuracy >= __import__('os')", "cannot read the rule"),
         ("accuracy >= champion / 2", "cannot read the rule"),
-        (
-            "acuracy >= 0.9",
-            "there is no metric 'acuracy' (in the rule 'acuracy >= 0.9'); did you mean accuracy?",
-        ),
+        ("acuracy >= 0.9", "no metric 'acuracy' (in the rule 'acuracy >= 0.9'); did you mean accuracy?"),
         # Of a single class only; over all classes it is macro_recall.
         ("recall >= 0.9", "there is no metric 'recall' (in"),
         ("log_loss[class=a] <= 1", "of the slice 'class=a' (in the rule"),
@@ -112,9 +108,7 @@ def test_a_rule_is_read(text, expected):
         ("size_mb > champion (p < 0.05)", "what is in brackets does not fit"),
         ("p90_absolute_error < champion (p < 0.05)", "p is known of accuracy"),
         ("accuracy > champion (p < 2)", "what is in brackets does not fit"),
-        ("off", "cannot read the rule 'off'"),
         ("accuracy >= 0.9 (within 0.1)", "what is in brackets"),
-        ("log_loss >= champion (within 0.1)", "what is in brackets"),
         ("accuracy >= champion (within 200 %)", "what is in brackets"),
         ("log_loss <= champion (within 1e999)", "what is in brackets"),
         ("max_difference <= champion", "max_difference is compared with a number"),
@@ -122,10 +116,12 @@ def test_a_rule_is_read(text, expected):
         ("recall[class=a] >= baseline", "the baseline has no slices"),
         ("accuracy >= best(8)", "best(8) does not fit the rule"),  # without a tolerance
         ("accuracy >= best(1) (within 0.01)", "with 2 to 16 champions"),
-        ("accuracy >= best(17) (within 0.01)", "with 2 to 16 champions"),
         ("worst_slice(accuracy) >= best(8) (within 0.01)", "best(8) does not fit"),
         ("top5_accuracy >= best(8) (within 0.01)", "a tolerance, and one of accuracy, "),
-        ("accuracy >= best (within 0.01)", "cannot read the rule"),
+        ("pr_auc[format=onnx] >= 0.9", "there is no metric 'pr_auc' of the slice 'format=onnx'"),
+        ("accuracy[format=onnx] >= champion", "accuracy[format=onnx] is compared with a number"),
+        ("drifted <= champion", "drifted is compared with a number"),
+        ("drift <= 0.1", "there is no metric 'drift'"),
     ],
 )
 def test_what_is_no_rule_is_refused(text, message):
@@ -162,13 +158,7 @@ def test_a_rule_with_a_name_takes_the_place_of_the_gates_own():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "champion: accuracy >= 0.5",
-        "champion: accuracy >= baseline (within 0.01)",
-        "examples: accuracy >= 0.9",
-        "classes: recall[class=a] >= 0.5",
-    ],
+    "text", ["champion: accuracy >= 0.5", "examples: accuracy >= 0.9", "classes: recall[class=a] >= 0.5"]
 )
 def test_a_rule_about_something_else_takes_no_place(text):
     with pytest.raises(SettingsError, match="is about something else than"):
@@ -209,11 +199,6 @@ def test_a_headline_says_what_a_rule_of_a_user_compares(text, accuracy, headline
     [
         ("accuracy >= 0.97", {}, "blocked: accuracy 0.9500 is below 0.97"),
         ("classes: never_predicted == 0", {"never_predicted": 2}, "blocked by the rule classes: "),
-        (
-            "champion: accuracy >= champion + 0.02",
-            {},
-            "blocked by the rule champion: accuracy 0.9500 is below 0.97",
-        ),
         ("champion: accuracy >= champion", {}, "As good as the champion"),
     ],
 )
@@ -252,18 +237,11 @@ def test_a_gate_is_read_from_a_file(tmp_path):
     ("text", "message"),
     [
         ("rules = [", "gate.toml is not TOML"),
-        (
-            "rulez = []",
-            "has unknown 'rulez'; it may have rules, first_run, undecided, min_slice, allow_unmeasured",
-        ),
+        ("rulez = []", "unknown 'rulez'; it may have rules, first_run, undecided, min_slice"),
         ("rules = 'accuracy >= 0.9'", "must have rules"),
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
         ("undecided = 'ask'", "undecided must be bless or block, got 'ask'"),
-        (
-            "allow_undecided = true",
-            "unknown 'allow_undecided'; it may have rules, first_run, undecided, min_slice, allow_unmeasured",
-        ),
         ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
     ],
 )
@@ -294,13 +272,12 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
     Gate(parse_rules(["recall[class=top] >= 0.9", "accuracy[camera=left] >= 0.9"])).check(manifest, "")
 
 
-@pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
+@pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, float("nan")])
 def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
     with pytest.raises(SettingsError, match=r"within 0\.\.1, got"):
         Gate().with_min_accuracy(min_accuracy)
-    assert [rule.text for rule in Gate().with_min_accuracy(0.9).rules[len(DEFAULT_RULES) :]] == [
-        "accuracy >= 0.9"
-    ]
+    (more,) = Gate().with_min_accuracy(0.9).rules[len(DEFAULT_RULES) :]
+    assert more.text == "accuracy >= 0.9"
     assert Gate().with_min_accuracy(0.0) == Gate()
 
 
@@ -333,6 +310,8 @@ AHEAD = Lead(0.01, (0.002, 0.018), 0.01)
 LEVEL = Lead(0.01, (-0.01, 0.03), 0.2)
 WORSE = Lead(-0.05, (-0.08, -0.02), 1.0)
 UNCLEAR = Lead(-0.005, (-0.03, 0.02), 0.6)
+SAME = Lead(0.0, (0.0, 0.0), 1.0)
+WITHIN = Lead(-0.008, (-0.009, -0.007), 1.0)
 AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
 
 
@@ -341,31 +320,14 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
     [
         (sound(0.90, champion=0.95, lead=WORSE), "failed", "5.0 points worse than the champion"),
         # Worse beyond doubt, by no more than the tolerance.
-        (
-            sound(0.942, champion=0.95, lead=Lead(-0.008, (-0.009, -0.007), 1.0)),
-            "passed",
-            "As good as the champion (0.8 points worse, within what is allowed): blessed",
-        ),
+        (sound(0.942, champion=0.95, lead=WITHIN), "passed", "As good as the champion (0.8 points worse"),
         # By more than the tolerance, but perhaps by chance.
         (sound(0.938, champion=0.95, lead=UNCLEAR), "undecided", "(1.2 points worse): blessed"),
-        (
-            sound(0.945, champion=0.95, lead=UNCLEAR),
-            "undecided",
-            "Not decided on 180 examples whether it is worse than the champion (0.5 points worse): blessed",
-        ),
+        (sound(0.945, champion=0.95, lead=UNCLEAR), "undecided", "Not decided on 180 examples whether it is"),
         (sound(0.95, champion=0.95, lead=UNCLEAR), "undecided", "champion (no difference found): blessed"),
-        (
-            sound(0.949, champion=0.95, lead=AS_GOOD),
-            "passed",
-            "As good as the champion (0.1 points worse, within what is allowed): blessed",
-        ),
         (sound(0.94, champion=0.95), "passed", "As good as the champion (1.0 points worse"),
         (sound(0.97, champion=0.95, lead=AHEAD), "passed", "2.0 points better than the champion: blessed"),
-        (
-            sound(0.95, champion=0.95, lead=Lead(0.0, (0.0, 0.0), 1.0)),
-            "passed",
-            "As good as the champion: blessed",
-        ),
+        (sound(0.95, champion=0.95, lead=SAME), "passed", "As good as the champion: blessed"),
     ],
 )
 def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, headline):
@@ -380,22 +342,10 @@ def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, hea
 @pytest.mark.parametrize(
     ("changes", "broken", "headline"),
     [
-        (
-            {"accuracy": 0.91},
-            "baseline",
-            "Not significantly better than always answering healthy: not registered",
-        ),
+        ({"accuracy": 0.91}, "baseline", "Not significantly better than always answering healthy: not regis"),
         ({"never_predicted": 1}, "classes", "Never predicts"),
-        (
-            {"max_difference": 0.3},
-            "export",
-            "The exported model answers differently from the trained one, by up to 0.3000",
-        ),
-        (
-            {"golden_difference": 0.3},
-            "golden",
-            "The exported model answers differently in a clean process, by up to 0.3000: not registered",
-        ),
+        ({"max_difference": 0.3}, "export", "The exported model answers differently from the trained one"),
+        ({"golden_difference": 0.3}, "golden", "The exported model answers differently in a clean process"),
         ({"non_finite": 2}, "finite", "Outputs that are not finite, for 2 examples: not registered"),
         ({"batch_difference": 0.3}, "batch", "Answers depend on the other examples of a request"),
         ({"constant_labels": 1}, "variety", "Cannot be judged: "),
@@ -460,11 +410,7 @@ def test_every_kind_of_rule(text, evaluated, verdict):
 
 @pytest.mark.parametrize(
     ("rule", "other"),
-    [
-        ("accuracy > baseline", "the baseline's"),
-        ("accuracy > champion", "the champion's"),
-        ("accuracy >= best(8) (within 0.01)", "the best champion's"),
-    ],
+    [("accuracy > champion", "the champion's"), ("accuracy >= best(8) (within 0.01)", "the best champion's")],
 )
 def test_a_reference_that_is_not_known_is_named(rule, other):
     blessing = judge(evaluation(), Gate(parse_rules([rule])))
@@ -497,24 +443,18 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
 
     content = json.loads(json.dumps(dataclasses.asdict(judge(evaluated, gate, champion="v1"))))
 
-    assert content["rules"][0] == {
-        "rule": "accuracy > champion (p < 0.05)",
-        "metric": "accuracy",
-        "left": 0.95,
-        "operator": ">",
-        "right": 0.94,
-        "verdict": "passed",
-        "interval": [pytest.approx(0.93), pytest.approx(0.97)],
+    first, second = content["rules"]
+    sides = {"metric": "accuracy", "left": 0.95, "operator": ">", "right": 0.94, "reference": "champion"}
+    chance = {"difference": [0.002, 0.018], "p": 0.01, "note": "p = 0.010, must be below 0.05"}
+    assert {
+        **sides,
+        **chance,
         "champion": 0.94,
-        "difference": [0.002, 0.018],
-        "p": 0.01,
-        "note": "p = 0.010, must be below 0.05",
-        "name": "",
-        "why": "",
-        "reference": "champion",
+        "verdict": "passed",
         "blocks": False,
-    }
-    assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")
+    }.items() <= first.items()
+    assert first["interval"] == pytest.approx([0.93, 0.97])
+    assert (second["left"], second["verdict"]) == (2, "failed")
     assert (content["blessed"], content["champion"]) == (False, "v1")
 
 
@@ -534,20 +474,6 @@ def test_a_converted_model_is_judged_by_its_own_values():
     ):
         assert judge_rule(text, evaluated)[0] == verdict
     assert judge_rule("accuracy[format=onnx] >= 0.9", evaluated)[1].rules[0].interval == (0.91, 0.95)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("pr_auc[format=onnx] >= 0.9", "there is no metric 'pr_auc' of the slice 'format=onnx'"),
-        ("accuracy[format=onnx] >= champion", r"accuracy\[format=onnx\] is compared with a number"),
-        ("drifted <= champion", "drifted is compared with a number"),
-        ("drift <= 0.1", "there is no metric 'drift'"),
-    ],
-)
-def test_what_cannot_be_said_of_a_converted_model_or_of_drift(text, message):
-    with pytest.raises(SettingsError, match=message):
-        parse_rule(text)
 
 
 def test_a_rule_about_a_format_that_is_not_made_is_refused():
@@ -587,12 +513,9 @@ def test_what_is_not_decided_is_left_to_the_policy():
     assert (blocked.blessed, blocked.blocked_by, blocked.undecided) == (False, ("champion",), True)
     assert blessed.remedy == blocked.remedy == "examples"
     assert blocked.headline == blessed.headline.replace("blessed", "not registered")
-    assert blocked.explain().startswith(
-        "blocked by the rule champion: accuracy >= champion (within 0.01) is not"
-    )
-    assert blocked.explain().endswith(
-        "(180 examples leave open whether it is worse: -0.005, within -0.03 to +0.02)"
-    )
+    words = "accuracy >= champion (within 0.01) is not"
+    assert blocked.explain().startswith(f"blocked by the rule champion: {words}")
+    assert blocked.explain().endswith("leave open whether it is worse: -0.005, within -0.03 to +0.02)")
 
 
 def test_several_labels_are_not_decided_in_one_sentence():
@@ -618,10 +541,8 @@ def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
     assert GateSettings(undecided="block").gate.undecided == "block"
     with pytest.raises(SettingsError, match="undecided must be bless or block, got 'ask'"):
         GateSettings(undecided="ask")
-    assert (
-        "'ask' is not one of 'bless', 'block'"
-        in CliRunner().invoke(main, ["validate", "--undecided", "ask"]).output
-    )
+    done = CliRunner().invoke(main, ["validate", "--undecided", "ask"])
+    assert "'ask' is not one of 'bless', 'block'" in done.output
 
 
 @pytest.mark.parametrize(
@@ -653,11 +574,10 @@ def test_the_more_slices_there_are_the_more_it_takes_to_fail_one():
     low = ("hour=9", 0.675, None)  # alone, it is below 0.8 with p = 0.03
     others = tuple((f"hour={hour}", 0.9, None) for hour in range(9))
 
-    alone, _ = judge_rule("worst_slice(accuracy) >= 0.8", sliced(low))
-    one_of_ten, blessing = judge_rule("worst_slice(accuracy) >= 0.8", sliced(low, *others))
-    far, failing = judge_rule(
-        "worst_slice(accuracy) >= 0.8", sliced(low, *others, ("camera=left", 0.5, None))
-    )
+    rule, left = "worst_slice(accuracy) >= 0.8", ("camera=left", 0.5, None)
+    alone, _ = judge_rule(rule, sliced(low))
+    one_of_ten, blessing = judge_rule(rule, sliced(low, *others))
+    far, failing = judge_rule(rule, sliced(low, *others, left))
 
     assert (alone, one_of_ten, far) == ("failed", "undecided", "failed")
     assert blessing.headline.endswith("; worst_slice(accuracy) is not decided: blessed")
@@ -665,15 +585,12 @@ def test_the_more_slices_there_are_the_more_it_takes_to_fail_one():
 
 
 def test_slices_on_which_a_model_is_worse_than_the_champion_are_named_with_their_differences():
-    rule, slices = (
-        "worst_slice(accuracy) >= champion (within 0.01)",
-        [("x=1", 0.7, None), ("x=2", 0.93, None)],
-    )
+    rule = "worst_slice(accuracy) >= champion (within 0.01)"
+    slices = [("x=1", 0.7, None), ("x=2", 0.93, None)]
     worse, unclear = Lead(-0.25, (-0.4, -0.1), 0.9995), Lead(-0.02, (-0.07, 0.03), 0.8)
 
-    failed, blocked = judge_rule(
-        rule, sliced(*slices, leads={"accuracy[x=1]": worse, "accuracy[x=2]": unclear})
-    )
+    leads = {"accuracy[x=1]": worse, "accuracy[x=2]": unclear}
+    failed, blocked = judge_rule(rule, sliced(*slices, leads=leads))
     undecided, _ = judge_rule(rule, sliced(slices[1], leads={"accuracy[x=2]": unclear}))
     passed, _ = judge_rule(rule, sliced(slices[1], leads={"accuracy[x=2]": AHEAD}))
 
@@ -705,22 +622,10 @@ def slid(**past):
     ("past", "verdict", "words"),
     [
         ({"note": "v3 is gone"}, "passed", "v3 is gone"),
-        (
-            {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-5)},
-            "failed",
-            "v3 is the best of 8 champions",
-        ),
+        ({"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-5)}, "failed", "v3 is the best of 8"),
         # It takes p < 0.05 / (104 * 8).
-        (
-            {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-4)},
-            "passed",
-            "v3 is the best of 8 champions",
-        ),
-        (
-            {"value": 0.935, "lead": Lead(-0.005, (-0.009, -0.001), 1.0)},
-            "passed",
-            "v3 is the best of 8 champions",
-        ),
+        ({"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-4)}, "passed", "v3 is the best of 8"),
+        ({"value": 0.935, "lead": Lead(-0.005, (-0.009, -0.001), 1.0)}, "passed", "v3 is the best of 8"),
         ({"note": "x"} | {"version": "v3"}, "unmeasured", "v3 is the best"),
     ],
 )
@@ -749,16 +654,12 @@ def test_without_a_champion_nothing_slides(absence):
 
 
 def test_one_metric_has_one_rule_about_its_slide():
-    twice = Gate().with_rules(["accuracy >= best(12) (within 0.02)"])
-    once = (
-        Gate()
-        .with_rules(["slide: accuracy >= best(12) (within 0.02)"])
-        .for_labels([class_label(CLASS_NAMES)])
-    )
+    rule, labels = "accuracy >= best(12) (within 0.02)", [class_label(CLASS_NAMES)]
+    once = Gate().with_rules([f"slide: {rule}"]).for_labels(labels)
 
     assert [(rule.expression, rule.label, rule.last) for rule in once.slide_rules] == [("accuracy", "", 12)]
     with pytest.raises(SettingsError, match="two rules are about the slide of accuracy"):
-        twice.for_labels([class_label(CLASS_NAMES)])
+        Gate().with_rules([rule]).for_labels(labels)
 
 
 @pytest.mark.parametrize(

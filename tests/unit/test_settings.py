@@ -102,11 +102,7 @@ def test_a_settings_file_is_read(tmp_path):
     [
         ("replica_count = 3", "replica_count = 0", "replica_count must be at least 1, got 0"),
         ("replica_count = 3", "replica_count = '3'", "train.replica_count must be a whole number, got '3'"),
-        (
-            "replica_count",
-            "replica_cuont",
-            "unknown key train.replica_cuont; did you mean train.replica_count?",
-        ),
+        ("replica_count", "replica_cuont", "unknown key train.replica_cuont; did you mean"),
         ('machine_type = "n1-standard-4"', "", "train.machine_type is missing"),
         ('image = "i:1"', "", "image is missing"),
         ("[train]", "[train", "s.toml is not TOML"),

@@ -162,10 +162,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
             {"study": json.dumps(study(parameter=[{**RATE, "name": "tuning_metric"}]))},
             "tuning_metric is the study's",
         ),
-        (
-            {"training": {"train_options": {"tuning_metric": "loss"}}},
-            "tuning_metric is the study's metric; leave it out",
-        ),
+        ({"training": {"train_options": {"tuning_metric": "loss"}}}, "tuning_metric is the study's metric"),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
         ({"training": {"train_options": {"epochs": 3}}}, "has no option 'epochs'"),
