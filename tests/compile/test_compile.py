@@ -117,9 +117,8 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     text = (ROOT / "settings" / "vertex.toml.example").read_text()
     servers = text[text.index("# [train.parameter_servers]") : text.index("# Or pool 2")]
     enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
-    enabled = re.sub(
-        r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE
-    )  # which exclude webhook, and container
+    # Which exclude webhook, and container.
+    enabled = re.sub(r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE)
     (tmp_path / "all.toml").write_text(enabled)
 
     found = settings.load(tmp_path / "all.toml").train
@@ -150,9 +149,7 @@ def test_drift_is_an_error(tmp_path):
     output.write_text(output.read_text() + "# edited\n")
     drifted = CliRunner().invoke(cli.main, [*arguments, "--check"])
     assert drifted.exit_code == 2
-    assert (
-        "differs from what the code compiles to; the same command without --check writes it" in drifted.output
-    )
+    assert "differs from what the code compiles to; the same command without --check" in drifted.output
 
 
 def compile_to(output):
@@ -211,10 +208,8 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
             "resourceCpuLimit": "4",
             "resourceMemoryLimit": "32G",
             "accelerator": {
-                "count": "1",
-                "type": "NVIDIA_TESLA_T4",
-                "resourceCount": "1",
-                "resourceType": "NVIDIA_TESLA_T4",
+                **{"count": "1", "type": "NVIDIA_TESLA_T4"},
+                **{"resourceCount": "1", "resourceType": "NVIDIA_TESLA_T4"},
             },
         }
         assert {"name": "SHARDLINE_TIMEOUT", "value": "60"} in containers[name]["env"]

@@ -111,18 +111,12 @@ def shardline(*arguments: str) -> Result:
 
 def state(fake: FakeServices) -> str:
     """Returns all that commands can change, as text."""
-    return json.dumps(
-        {
-            "runs": {name: job.state.name for name, job in fake.pipeline_jobs.items()},
-            "schedules": {
-                name: (item.display_name, item.state.name) for name, item in fake.schedules.items()
-            },
-            "packages": {
-                name: (sorted(package.versions), package.tags)
-                for name, package in fake.registry.packages.items()
-            },
-        }
-    )
+    runs = {name: job.state.name for name, job in fake.pipeline_jobs.items()}
+    schedules = {name: (item.display_name, item.state.name) for name, item in fake.schedules.items()}
+    packages = {
+        name: (sorted(package.versions), package.tags) for name, package in fake.registry.packages.items()
+    }
+    return json.dumps([runs, schedules, packages])
 
 
 def refused(result: Result) -> str:

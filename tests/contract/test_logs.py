@@ -27,11 +27,8 @@ pytestmark = pytest.mark.timeout(90)
 PARENT = f"projects/{PROJECT}/locations/{LOCATION}"
 OPTIONS = {"api_endpoint": f"{LOCATION}-aiplatform.googleapis.com"}
 SPEC = {"pipelineInfo": {"name": "toy"}, "schemaVersion": "2.1.0", "deploymentSpec": {}, "root": {}}
-POOL = {
-    "machine_spec": {"machine_type": "n1-standard-4"},
-    "replica_count": 1,
-    "container_spec": {"image_uri": "i:1"},
-}
+CONTAINER = {"image_uri": "i:1"}
+POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1, "container_spec": CONTAINER}
 KILLED = (
     "The replica workerpool1-0 exited with a non-zero status of 137. To find out more about why your job "
     "exited please check the logs: https://console.cloud.google.com/logs/viewer?project=123456"
@@ -41,12 +38,7 @@ State = PipelineTaskDetail.State
 
 @dataclass
 class Run:
-    """A run on the fake.
-
-    Attributes:
-        fake: Where.
-        training: Resource name of its custom job.
-    """
+    """A run on the fake, and the resource name of its custom job."""
 
     fake: FakeVertex
     training: str
@@ -75,19 +67,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         group = State.FAILED if failed else State.SUCCEEDED
         resources = json.dumps({"resources": [{"resourceUri": f"https://x/v1/{training[0]}"}]})
         trained = detail(
-            4,
-            "train",
-            group,
-            parent=2,
-            execution={"metadata": {"output:gcp_resources": resources}},
-            executor_detail={"container_detail": {"main_job": f"{PARENT}/customJobs/999"}}
-            if failed
-            else None,
+            4, "train", group, parent=2, execution={"metadata": {"output:gcp_resources": resources}}
         )
         if failed:
-            trained.error = status_pb2.Status(
-                code=9, message="The launcher exited with a non-zero status of 1."
-            )
+            trained.executor_detail = {"container_detail": {"main_job": f"{PARENT}/customJobs/999"}}
+            words = "The launcher exited with a non-zero status of 1."
+            trained.error = status_pb2.Status(code=9, message=words)
         judged = detail(5, "export-validate", State.NOT_TRIGGERED if failed else State.SUCCEEDED, parent=2)
         if not failed:
             judged.outputs = {
@@ -219,12 +204,8 @@ NAME = f"projects/123456/locations/{LOCATION}/pipelineJobs/toy-1"
 
 def conclude(state: str, history: Path, when: str = "failure") -> None:
     conclude_run(
-        state=state,
-        error="The DAG failed",
-        job_name="toy-1",
-        job_resource_name=NAME,
-        project=PROJECT,
-        history_uri=str(history),
+        **{"state": state, "error": "The DAG failed", "job_name": "toy-1", "job_resource_name": NAME},
+        **{"project": PROJECT, "history_uri": str(history)},
         notify={"when": when, "webhook_secret": SECRET},
     )
 

@@ -109,12 +109,9 @@ def test_a_new_model_is_one_that_tensorflow_serving_finds(vertex: FakeVertex, tm
     container = model.container_spec
     assert container.image_uri == IMAGE
     assert list(container.command) == ["/usr/bin/tensorflow_model_server"]
-    assert {"--rest_api_port=8080", "--model_name=model", "--model_base_path=$(AIP_STORAGE_URI)"} <= set(
-        container.args
-    )
-    assert (container.predict_route, container.health_route) == (
-        "/v1/models/model:predict",
-        "/v1/models/model",
-    )
+    options = {"--rest_api_port=8080", "--model_name=model", "--model_base_path=$(AIP_STORAGE_URI)"}
+    assert options <= set(container.args)
+    address = "/v1/models/model"
+    assert (container.predict_route, container.health_route) == (f"{address}:predict", address)
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["files"] == ["1/saved_model.pb", "1/variables/variables.index"]

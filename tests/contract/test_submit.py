@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -122,22 +123,27 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@contextlib.contextmanager
+def watched() -> Iterator[subprocess.Popen[str]]:
+    """Starts and watches a run, toy-1, whose training is running."""
+    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
+        assert run.stdout is not None
+        while run.stdout.readline() not in ("train: running\n", ""):
+            pass
+        yield run
+
+
 def test_a_run_is_submitted_and_shown(fake: FakeVertex) -> None:
-    with start(
-        "submit", "pipeline.yaml", "-p", "count=3", "-p", 'note=a "b" {c}', "--tag", "team=vision"
-    ) as run:
+    with start(*SUBMIT, "-p", 'note=a "b" {c}', "--tag", "team=vision") as run:
         out, err = run.communicate(timeout=100)
 
     assert (run.returncode, err) == (0, "")
     ((name, job),) = fake.services.pipeline_jobs.items()
     job_id = name.rpartition("/")[2]
-    assert re.fullmatch(
-        r"proof: this file \(sha256 [0-9a-f]{12}\) has not run here, in runs", out.splitlines()[2]
-    )
-    assert out.splitlines()[:2] == [
-        f"submitted {job_id}",
-        f"https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs/{job_id}?project={PROJECT}",
-    ]
+    said, address, proof, *_ = out.splitlines()
+    assert re.fullmatch(r"proof: this file \(sha256 [0-9a-f]{12}\) has not run here, in runs", proof)
+    console = f"https://console.cloud.google.com/vertex-ai/locations/{LOCATION}/pipelines/runs"
+    assert (said, address) == (f"submitted {job_id}", f"{console}/{job_id}?project={PROJECT}")
     values = PipelineJob.to_dict(job)["runtime_config"]["parameter_values"]
     assert values == {"count": 3, "note": 'a "b" {c}'}
     assert job.labels["team"] == "vision"
@@ -181,10 +187,7 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     """A run directory as `shardline run` leaves it, of this very file."""
     done = submit("--proven")
     assert done.exit_code == 2
-    assert (
-        "has not run here, in runs; --proven requires a run that succeeded: "
-        "'shardline run PIPELINE' starts one" in done.stderr
-    )
+    assert "has not run here, in runs; --proven requires a run that succeeded: 'shardline run" in done.stderr
     ran("2027-01-30T09-00-00Z", state="failed")
     done = submit("--proven")
     assert "has run here once: 2027-01-30T09-00-00Z failed (no verdict); --proven requires" in done.stderr
@@ -194,10 +197,8 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     ran("2027-01-31T09-00-00Z", state="succeeded", sha256="of another file")
     done = submit("--proven")
     assert done.exit_code == 0, done.output
-    assert (
-        "\nproof: this file has run here 2 times: 2027-01-29T09-00-00Z succeeded (blessed, accuracy 0.9877)\n"
-        in done.stdout
-    )
+    words = "this file has run here 2 times: 2027-01-29T09-00-00Z succeeded (blessed, accuracy 0.9877)"
+    assert f"\nproof: {words}\n" in done.stdout
 
 
 def ran(name: str, **facts: Any) -> None:
@@ -255,10 +256,7 @@ def test_json_is_all_there_is_on_standard_output(fake: FakeVertex) -> None:
 
 
 def test_a_run_is_cancelled_which_is_no_success(fake: FakeVertex) -> None:
-    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
-        assert run.stdout is not None
-        while run.stdout.readline() not in ("train: running\n", ""):
-            pass
+    with watched() as run:
         assert "train" in shardline("status", "toy-1").stdout
         done = shardline("cancel", "toy-1")
         assert done.stdout == "asked the platform to cancel toy-1, which was running\n"
@@ -274,18 +272,11 @@ def test_a_run_is_cancelled_which_is_no_success(fake: FakeVertex) -> None:
 
 
 def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVertex, tmp_path: Path) -> None:
-    parameters = {"count": "NUMBER_INTEGER"}
     text = {"parameterType": "STRING", "defaultValue": ""}
-    made = pipeline(
-        parameters={**parameters, "note": text, "continue_run": text},
-        schemaVersion="2.1.0",
-        sdkVersion="kfp-2",
-    )
+    parameters = {"count": "NUMBER_INTEGER", "note": text, "continue_run": text}
+    made = pipeline(parameters=parameters, schemaVersion="2.1.0", sdkVersion="kfp-2")
     (tmp_path / "pipeline.yaml").write_text(json.dumps(made))
-    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
-        assert run.stdout is not None
-        while run.stdout.readline() not in ("train: running\n", ""):
-            pass
+    with watched() as run:
         refused = submit("--continue", "toy-1")
         shardline("cancel", "toy-1")
         run.communicate(timeout=60)
@@ -301,10 +292,7 @@ def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVert
 
 
 def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
-    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
-        assert run.stdout is not None
-        while run.stdout.readline() not in ("train: running\n", ""):
-            pass
+    with watched() as run:
         run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=60)
     assert run.returncode == 75

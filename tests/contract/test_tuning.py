@@ -21,15 +21,7 @@ from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers import programs
 
 LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
-STUDY: dict[str, Any] = {
-    "metric": "val_accuracy",
-    "max_trial_count": 2,
-    "stopping": "median",
-    "parameter": [
-        {"name": "learning_rate", "type": "double", "min": 0.0, "max": 0.1},
-        {"name": "units", "type": "discrete", "values": [8, 16]},
-    ],
-}
+POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1}
 NOTE = 'say "hi" \\ {{ x }} \'\n\ttab, näïve ☃'
 
 
@@ -59,18 +51,10 @@ def payload(**changes: str) -> str:
         ),
         "worker_pool_specs": json.dumps(
             [
-                {
-                    "machine_spec": {"machine_type": "n1-standard-4"},
-                    "replica_count": 1,
-                    "container_spec": {"image_uri": "image:1", "args": [NOTE]},
-                },
+                {**POOL, "container_spec": {"image_uri": "image:1", "args": [NOTE]}},
                 {"replica_count": "0"},
                 {"replica_count": "0"},
-                {
-                    "machine_spec": {"machine_type": "n1-standard-4"},
-                    "replica_count": 1,
-                    "container_spec": {"image_uri": "image:1"},
-                },
+                {**POOL, "container_spec": {"image_uri": "image:1"}},
             ]
         ),
         "max_trial_count": 3,

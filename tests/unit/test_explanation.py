@@ -135,15 +135,8 @@ def test_the_replica_that_failed_first_is_named_and_not_one_that_was_stopped(tmp
 
     failure = failure_in(run)
 
-    assert failure == Failure(
-        task="train",
-        replica="worker-1",
-        exit_code=137,
-        error="worker-1 was killed",
-        lines=("loading", "step 3"),
-        peak_memory=2**28,
-        restarts=1,
-    )
+    killed = {"task": "train", "replica": "worker-1", "exit_code": 137, "error": "worker-1 was killed"}
+    assert failure == Failure(**killed, lines=("loading", "step 3"), peak_memory=2**28, restarts=1)
 
 
 def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
@@ -156,14 +149,12 @@ def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
 
 def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", state="succeeded", error=None)
-    task = run / "outputs" / "retrain-1" / "export-validate"
-    task.mkdir(parents=True)
     artifacts = {
         "exported": {"artifacts": [{"uri": "/x/model", "metadata": {"blessed": False}}]},
         "metrics": {"artifacts": [{"uri": "/x/metrics", "metadata": {"accuracy": 0.5}}]},
         "report": {"artifacts": [{"uri": "/x/report", "metadata": {}}]},
     }
-    (task / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
+    put_out(run, "export-validate", artifacts=artifacts)
 
     outcome = read_local_record(run)
 
@@ -172,12 +163,16 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
     assert outcome.as_json()["explanation"] is None
 
 
+def put_out(run: Path, task: str, **content: object) -> None:
+    directory = run / "outputs" / "retrain-1" / task
+    directory.mkdir(parents=True)
+    (directory / "executor_output.json").write_text(json.dumps(content))
+
+
 def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", state="succeeded", error=None)
-    task = run / "outputs" / "retrain-1" / "configure"
-    task.mkdir(parents=True)
     values = {"changed": False, "reason": "the same data as on Monday", "still_blessed": True}
-    (task / "executor_output.json").write_text(json.dumps({"parameterValues": values}))
+    put_out(run, "configure", parameterValues=values)
 
     assert read_local_record(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
     assert blessing(run) is True
@@ -190,9 +185,7 @@ def test_the_verdict_is_what_a_task_has_put_out(
     values: dict[str, object], verdict: bool | None, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run", LOG + "blessed: yes\n")
-    task = run / "outputs" / "retrain-1" / "export-validate"
-    task.mkdir(parents=True)
-    (task / "executor_output.json").write_text(json.dumps({"parameterValues": values}))
+    put_out(run, "export-validate", parameterValues=values)
 
     assert blessing(run) is verdict
 

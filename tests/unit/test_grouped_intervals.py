@@ -136,13 +136,8 @@ def test_a_verdict_needs_more_than_one_group(count: int, verdict: str) -> None:
     grouping = Grouping("patient", by_time=False, count=count)
     before, after = (
         Evaluation(
-            fingerprint="sha256:0",
-            split="test",
-            label="label",
-            kind=REGRESSION,
-            outputs=YIELD.outputs,
-            baseline=outcomes.baseline(None),
-            groups=grouping,
+            **{"fingerprint": "sha256:0", "split": "test", "label": "label", "kind": REGRESSION},
+            **{"outputs": YIELD.outputs, "baseline": outcomes.baseline(None), "groups": grouping},
             **outcomes.summarize(10),
         )
         for outcomes in (champion, worse)

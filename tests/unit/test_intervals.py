@@ -87,13 +87,12 @@ def test_equal_models_are_said_to_differ_in_5_of_100_cases(examples: int, differ
 
 
 def test_one_error_has_an_interval_that_misses_on_both_sides() -> None:
+    def symmetric(random: np.random.Generator) -> Any:
+        it = rmse(random.standard_normal(50))
+        return it.value + 2.01 * np.array([-1, 1]) * it.influence.std() / 7
+
     found = misses(lambda random: find_interval("rmse", rmse(random.standard_normal(50))), 1.0)
-    plain = misses(
-        lambda random: (lambda it: it.value + 2.01 * np.array([-1, 1]) * it.influence.std() / 7)(
-            rmse(random.standard_normal(50))
-        ),
-        1.0,
-    )
+    plain = misses(symmetric, 1.0)
     assert found == pytest.approx((2.5, 2.5), abs=1.1)
     assert plain[1] > 4
 

@@ -78,6 +78,7 @@ def test_a_task_waits_for_what_it_takes_though_no_compiler_has_said_so(toy: dict
     tasks = spec["root"]["dag"]["tasks"]
     said = {name: tasks[name].pop("dependentTasks") for name in tasks if "dependentTasks" in tasks[name]}
     assert said
+    spec["deploymentSpec"]["executors"]["exec-unused"] = {"container": None}  # which runs nothing
 
     local = localize(spec)["root"]["dag"]["tasks"]
     assert {name: local[name]["dependentTasks"] for name in said} == said

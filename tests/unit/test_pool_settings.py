@@ -95,11 +95,6 @@ def test_a_wrong_table_says_where_and_why(tmp_path, table, key, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_list_where_a_table_belongs(tmp_path):
-    with pytest.raises(SettingsError, match=r"train.evaluator must be a table: \[train.evaluator\]"):
-        load(tmp_path, BASE + "[[train.evaluator]]")
-
-
 def test_workers_that_are_not_there(tmp_path):
     with pytest.raises(SettingsError, match=r"train.workers: there are none; raise train.replica_count to 2"):
         load(tmp_path, BASE.replace("replica_count = 3", "replica_count = 1") + "[train.workers]")

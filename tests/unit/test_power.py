@@ -202,7 +202,6 @@ def test_plan_reads_the_disagreement_of_a_champion(
         ([], "give --examples N or --loss SHARE"),
         (["--examples", "9", "--loss", "0.1"], "give --examples N or --loss SHARE"),
         (["--examples", "0"], "--examples"),
-        (["--loss", "nan"], "give --examples N or --loss SHARE"),
         (["--loss", "1.5"], "--loss"),
         (["--loss", "0.005"], "'accuracy >= champion (within 0.01)' allows it"),
         (["--champion", "nowhere"], "there is no directory nowhere"),

@@ -22,13 +22,8 @@ def deaf():
 
 
 def start(body, head=HEAD):
-    return subprocess.Popen(
-        [sys.executable, "-c", head + body],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-    )
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([sys.executable, "-c", head + body], **pipe, text=True, cwd=ROOT)
 
 
 def terminate_at(process, line):
@@ -142,20 +137,13 @@ deaf()
     assert "not done within the grace_period of 0.2 s" in output
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))",
-        "",  # set before the first call of Shardline
-    ],
-    ids=["later", "before"],
-)
-def test_a_handler_of_the_program_itself_is_kept(body):
-    head = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))\n"
+@pytest.mark.parametrize("is_set", ["before", "later"])
+def test_a_handler_of_the_program_itself_is_kept(is_set):
+    own = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))\n"
+    head = own + PROGRAM if is_set == "before" else PROGRAM + own
     wait = "\nprint('here', flush=True)\nthreading.Event().wait(60)"
-    process = start(body + wait, PROGRAM if body else head + PROGRAM)
 
-    assert terminate_at(process, "here") == (9, "")
+    assert terminate_at(start(wait, head), "here") == (9, "")
 
 
 @pytest.mark.parametrize("head", [HEAD + "with Preemption(600) as preemption.current:", PROGRAM + "if True:"])

@@ -29,19 +29,12 @@ def test_chief_workers_and_parameter_servers() -> None:
     variables = _environments(_job(1, 2, 1))
     assert list(variables) == ["chief-0", "worker-0", "worker-1", "ps-0"]
     config = json.loads(variables["worker-1"]["TF_CONFIG"])
-    assert config["cluster"] == {
-        "chief": ["127.0.0.1:2000"],
-        "worker": ["127.0.0.1:2001", "127.0.0.1:2002"],
-        "ps": ["127.0.0.1:2003"],
-    }
+    groups = ["127.0.0.1:2000"], ["127.0.0.1:2001", "127.0.0.1:2002"], ["127.0.0.1:2003"]
+    assert config["cluster"] == dict(zip(("chief", "worker", "ps"), groups, strict=True))
     assert config["task"] == {"type": "worker", "index": 1}
     assert config["environment"] == "cloud"
     spec = json.loads(variables["ps-0"]["CLUSTER_SPEC"])
-    assert spec["cluster"] == {
-        "workerpool0": ["127.0.0.1:2000"],
-        "workerpool1": ["127.0.0.1:2001", "127.0.0.1:2002"],
-        "workerpool2": ["127.0.0.1:2003"],
-    }
+    assert spec["cluster"] == {f"workerpool{index}": group for index, group in enumerate(groups)}
     assert spec["task"] == {"type": "workerpool2", "index": 0}
     assert spec["job"]["worker_pool_specs"][1]["replica_count"] == 2
 

@@ -172,11 +172,6 @@ def test_a_run_is_continued_with_the_copy_of_its_pipeline_or_the_one_given(
     assert values["epochs"] == 3
 
 
-def test_a_run_needs_a_pipeline(runs: Path) -> None:
-    result = shardline("run")
-    assert (result.exit_code, "Missing argument 'PIPELINE'" in result.output) == (2, True)
-
-
 @pytest.mark.parametrize("absent", ["psutil", "tensorflow"])
 def test_a_run_without_the_extra_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
