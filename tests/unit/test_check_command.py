@@ -79,10 +79,8 @@ pipeline = "https://europe-west4-kfp.pkg.dev/acme-vision/pipelines/retrain/lates
     found = run(tmp_path / "schedules.toml")
 
     assert found.exit_code == 1
-    assert set(re.findall(r"(\w+ SL\d+) schedules.nightly: ", found.output)) == {
-        "error SL607",
-        "warning SL909",
-    }
+    said = set(re.findall(r"(\w+ SL\d+) schedules.nightly: ", found.output))
+    assert said == {"error SL607", "warning SL909"}
     assert "remote" not in found.output
 
 
@@ -104,18 +102,13 @@ def test_the_same_finding_in_many_places_is_one(tmp_path: Path) -> None:
     assert "and 1 more" in found.output
 
 
-def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:
-    found = run(written(tmp_path / "p.yaml", job(strategy="SPOT")))
-
-    assert found.exit_code == 0
-    assert "warning SL207" in found.output
-
-
-def test_json(tmp_path: Path) -> None:
+def test_json_and_warnings_which_are_no_failure(tmp_path: Path) -> None:
     good, bad = written(tmp_path / "good.yaml", pipeline()), written(tmp_path / "bad.json", BROKEN)
     found = run(good, bad, "--json")
 
     assert found.exit_code == 1
+    warned = run(written(tmp_path / "p.yaml", job(strategy="SPOT")))
+    assert (warned.exit_code, "warning SL207" in warned.output) == (0, True)
     first, second = json.loads(found.output)["files"]
     assert first == {"file": str(good), "errors": 0, "warnings": 0, "findings": []}
     assert (second["errors"], second["findings"][0]["code"]) == (1, "SL101")
@@ -133,15 +126,12 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "is not a compiled pipeline"),
-        (b"- a\n- b\n", "is not a compiled pipeline"),
         (b"a: b\n", "it has no pipelineInfo, root, deploymentSpec"),
         (yaml.safe_dump_all([pipeline(), pipeline()]).encode(), "holds 2 YAML documents"),
         (b"kind: Workflow\nspec: {}\n", "is not a compiled pipeline but a Workflow"),
         (b"a: [b\n", "is not YAML: while parsing"),
-        (b"\x00\x01", "is not YAML"),
         (b"caf\xe9", "is not UTF-8 text"),
         (b"a: &a [*a]", "line 1 has an alias, a tag or a value"),
-        (b"a: 1\nb: !!int ", "line 2 has an alias, a tag"),
         (b"[" * 100_000, "nested 200 times"),
         (RETRAIN.read_bytes()[:20_000].rpartition(b"\n")[0], "is it cut off?"),
         (b" " * 5_000_000, "has more than 4 MiB"),

@@ -50,10 +50,7 @@ def test_the_requested_accelerators_are_there(seen, accelerators):
 
 @pytest.mark.parametrize(
     ("cuda", "error", "words"),
-    [
-        (None, SettingsError, "sees no GPU: the image has no CUDA"),
-        ("9", RunError, "another machine may have them all"),
-    ],
+    [(None, SettingsError, "sees no GPU: the image has no CUDA"), ("9", RunError, "another machine may")],
 )
 def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
     seen, monkeypatch, cuda, error, words

@@ -222,9 +222,8 @@ def test_an_installation_has_the_address_of_the_documentation() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
 
-    address = re.search(
-        r"^Documentation = (https://\S+/docs)$", setup["metadata"]["project_urls"], re.MULTILINE
-    )
+    urls = setup["metadata"]["project_urls"]
+    address = re.search(r"^Documentation = (https://\S+/docs)$", urls, re.MULTILINE)
     assert address
     for path in (ROOT / "settings" / "vertex.toml.example", ROOT / "examples" / "own_pipeline.ipynb"):
         text = path.read_text()

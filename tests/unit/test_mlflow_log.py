@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from shardline.pipelines import settings as environments
 from shardline.pipelines.compile import compile_pipeline
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from tests.helpers.replicas import ROOT, free_ports
+from tests.helpers.serving import QuietHandler, serve
 
 SECRET = "projects/my-project/secrets/mlflow/versions/latest"
 TRACKING = TrackingSettings(
@@ -36,7 +34,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing(QuietHandler):
     """Server that answers no request, as one that knows no password of this client."""
 
     def do_POST(self) -> None:
@@ -45,17 +43,6 @@ class Refusing(BaseHTTPRequestHandler):
         self.wfile.write(b"You are not authenticated")
 
     do_GET = do_POST
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def refusing() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
 
 
 def logged(uri: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
@@ -93,9 +80,10 @@ def test_a_server_that_does_not_answer_costs_ten_seconds(
 
 
 def test_a_wrong_password_is_reported_and_not_shown(
-    refusing: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "401" in logged(f"http://user:secret@127.0.0.1:{refusing}", monkeypatch, capfd)
+    with serve(Refusing) as port:
+        assert "401" in logged(f"http://user:secret@127.0.0.1:{port}", monkeypatch, capfd)
 
 
 def test_a_missing_client_is_named_with_its_extra(
@@ -113,9 +101,8 @@ def test_the_token_is_read_from_its_secret(
 
     monkeypatch.setattr(mlflow_log, "read_secret", refuse)
     monkeypatch.setenv(TOKEN_VARIABLE, "projects/p/secrets/s/versions/1")
-    assert "cannot read projects/p/secrets/s/versions/1: permission denied" in logged(
-        "http://127.0.0.1:9", monkeypatch, capfd
-    )
+    line = logged("http://127.0.0.1:9", monkeypatch, capfd)
+    assert "cannot read projects/p/secrets/s/versions/1: permission denied" in line
 
 
 def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:

@@ -38,9 +38,8 @@ SOUND = {
 
 def numbers(noise: float, label: Label = PRICE, **columns: Any) -> RegressionOutcomes:
     true = np.random.default_rng(0).normal(100, 20, (N, len(label.outputs)))
-    outputs = (
-        true + np.random.default_rng(1).normal(0, noise, true.shape) if noise else np.full_like(true, 100.0)
-    )
+    wrong = np.random.default_rng(1).normal(0, noise, true.shape)
+    outputs = true + wrong if noise else np.full_like(true, 100.0)
     return RegressionOutcomes(label, true, outputs, columns)
 
 
@@ -62,6 +61,10 @@ def classes(right: float) -> ClassOutcomes:
     outputs[np.arange(N), np.where(random.random(N) < right, labels, (labels + 1) % 6)] += 3
     shares = (outputs / outputs.sum(axis=1, keepdims=True)).astype(np.float32)
     return ClassOutcomes(class_label("abcdef"), labels, shares, {}, predicted=outputs.argmax(axis=1))
+
+
+MAKE: dict[str, Any] = {"numbers": numbers, "tags": tags, "classes": classes}
+MAIN_METRICS = {"numbers": "rmse", "tags": "macro_f1", "classes": "accuracy"}
 
 
 def evaluated(outcomes: RegressionOutcomes | MultilabelOutcomes, trained: Tally | None = None) -> Evaluation:
@@ -116,7 +119,7 @@ def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
 @pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
 def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
     """Eight copies of each example: the same values and intervals, which had been narrower by 2.8."""
-    one: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind](0.9)
+    one = MAKE[kind](0.9)
     eightfold = np.tile(np.arange(N), 8)
     rows = {"true": one.true, "outputs": one.outputs}
     rows |= {"predicted": one.predicted} if kind != "numbers" else {}
@@ -136,11 +139,10 @@ def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
 def test_each_decided_slice_has_a_lead_in_the_main_metric(kind: str) -> None:
-    make: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind]
+    make, name = MAKE[kind], MAIN_METRICS[kind]
     columns = {"camera": np.array(["left", "right"] * 196 + ["rare"] * 8)}
     ours, theirs = (replace(make(right), columns=columns) for right in (0.9, 0.8))
     leads = ours.leads(theirs, 10)
-    name = {"numbers": "rmse", "tags": "macro_f1", "classes": "accuracy"}[kind]
     for one, other in zip(ours.slices(10), theirs.slices(10), strict=True):
         assert one.decided == (f"{name}[{one.name}]" in leads) == (one.name != "camera=rare")
         if one.decided:
@@ -153,17 +155,13 @@ def test_each_decided_slice_has_a_lead_in_the_main_metric(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
 def test_groups_of_unlike_examples_widen_intervals_by_what_they_have_in_common(kind: str) -> None:
-    make: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind]
-    alone, other = make(0.9), make(0.8)
+    main, alone, other = MAIN_METRICS[kind], MAKE[kind](0.9), MAKE[kind](0.8)
     # Groups of equally good answers: the right ones of an order have a group, and the wrong ones.
-    error = (
-        np.abs(alone.outputs - alone.true).sum(axis=1) if kind == "numbers" else alone.predicted != alone.true
-    )
-    order = np.argsort(error.reshape(N, -1).sum(axis=1), kind="stable")
+    off = np.abs(alone.outputs - alone.true) if kind == "numbers" else alone.predicted != alone.true
+    order = np.argsort(off.reshape(N, -1).sum(axis=1), kind="stable")
     groups = np.empty(N, np.int64)
     groups[order] = np.arange(N) // 10
     at_random = np.random.default_rng(0).permutation(N) // 10
-    main = {"numbers": "rmse", "tags": "macro_f1", "classes": "accuracy"}[kind]
 
     def width(groups: Any) -> Any:
         grouped = replace(alone, groups=groups)
@@ -233,14 +231,8 @@ def test_a_constant_model_is_blocked(constant: Any) -> None:
 
 def test_rules_know_that_less_error_is_better() -> None:
     found = compare_with(numbers(5), numbers(15))
-    judged = verdicts(
-        found,
-        "rmse <= 6",
-        "rmse <= champion * 0.5",
-        "rmse < champion (p < 0.05)",
-        "mae <= champion (within 1 %)",
-        "r2 > champion (p < 0.05)",
-    )
+    rules = "rmse <= 6", "rmse <= champion * 0.5", "rmse < champion (p < 0.05)", "r2 > champion (p < 0.05)"
+    judged = verdicts(found, *rules, "mae <= champion (within 1 %)")
     assert all(rule.verdict == "passed" for rule in judged.values()), judged
     assert verdicts(found, "rmse <= champion * 0.1")["rmse <= champion * 0.1"].verdict == "failed"
     assert verdicts(found, "rmse >= 60")["rmse >= 60"].verdict == "failed"

@@ -78,12 +78,7 @@ def config(fingerprint="one", gpus=0, **settings):
 @pytest.mark.parametrize(
     ("chief", "worker", "name", "message"),
     [
-        (
-            {"per_replica_batch_size": 16},
-            {"per_replica_batch_size": 8},
-            "--per-replica-batch-size",
-            "has {} 8, chief-0 has 16: all replicas take the same flags",
-        ),
+        ({}, {"per_replica_batch_size": 8}, "--per-replica-batch-size", "has {} 8, chief-0 has 16: all "),
         ({}, {"callbacks": ("a:b",)}, "--callback", r'has {} \["a:b"\], chief-0 has \[\]: all replicas'),
         ({}, {"fingerprint": "two"}, "fingerprint", "has {} two, chief-0 has one: .* the same dataset"),
         ({"gpus": 4}, {}, "GPUs", "has {} 0, chief-0 has 4: all replicas need as many"),

@@ -73,10 +73,7 @@ def test_a_folder_without_init_is_a_package(working_directory: Path) -> None:
     ("reference", "message"),
     [
         ("mnist_cmm", ": not an import string such as pkg.module:name; known: mnist_cnn, resnet50"),
-        (
-            "my_modle:build",
-            ": no module 'my_modle', the working directory has my_model, other; known: mnist_cnn",
-        ),
+        ("my_modle:build", ": no module 'my_modle', the working directory has my_model, other; known: "),
         ("mine.modle:build", ": no module 'mine.modle', mine has model; known: mnist_cnn, resnet50"),
         # Imported names are not offered.
         ("my_model:build", ": my_model has no 'build', it has build_model, Settings"),

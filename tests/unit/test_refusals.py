@@ -32,44 +32,28 @@ def http_error(status: int, message: str) -> requests.HTTPError:
 DISABLED = error_details_pb2.ErrorInfo(
     reason="SERVICE_DISABLED", metadata={"service": "secretmanager.googleapis.com"}
 )
+ACT_AS = "permission iam.serviceAccounts.actAs is missing (You do not have"
+QUOTA = "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training"
 DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googleapis.com/projects/_/b'"
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (
-            api.PermissionDenied(DENIED),
-            f"permission storage.objects.get is missing ({DENIED}); grant roles/storage.objectUser to",
-        ),
-        (
-            api.PermissionDenied("You do not have permission to act as service_account: a@b.iam"),
-            "permission iam.serviceAccounts.actAs is missing (You do not have",
-        ),
+        (api.PermissionDenied(DENIED), f"permission storage.objects.get is missing ({DENIED}); grant roles/"),
+        (api.PermissionDenied("You do not have permission to act as service_account: a@b.iam"), ACT_AS),
         (api.PermissionDenied("no"), "permission denied to your account: no"),
         (api.PermissionDenied("Permission 'compute.networks.use' denied"), "grant a role that includes it"),
-        (
-            api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
-            "run 'gcloud services enable secretmanager.googleapis.com'",
-        ),
+        (api.PermissionDenied("not used", error_info=DISABLED), "'gcloud services enable secretmanager."),
         (http_error(403, DENIED.replace("'", "")), "permission storage.objects.get is missing ("),
         (http_error(404, "no such package"), "not found: "),
-        (
-            api.ResourceExhausted(
-                "The following quota metrics exceed quota limits: "
-                "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
-            ),
-            "a quota is used up: The following quota metrics exceed quota limits: aiplatform",
-        ),
+        (api.ResourceExhausted(QUOTA), f"a quota is used up: {QUOTA}"),
         (api.TooManyRequests("slow down"), "too many requests, or a quota is used up: slow down; try again"),
         (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
         (api.Aborted("race"), "it was changed meanwhile: race; try again"),
         (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
         (auth.RefreshError("invalid_grant: expired"), "the credentials were refused"),
-        (
-            auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
-            "Google Cloud was not reached (HTTPSConnectionPool(host='oauth2.googleapis.com')",
-        ),
+        (auth.TransportError("Failed to resolve it"), "Google Cloud was not reached (Failed to resolve it"),
         (requests.ConnectTimeout("connect timeout=3"), "Google Cloud was not reached (connect timeout=3)"),
         (api.Unauthenticated("who?"), "not signed in (who?); run 'gcloud auth"),
         (api.InvalidArgument("a\nb"), "the platform refused it: a b"),

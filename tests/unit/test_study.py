@@ -154,14 +154,8 @@ def test_a_trial_reads_back_what_was_planned() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"study": json.dumps(study(parameter=[{**RATE, "name": "model_dir"}]))},
-            "has no option 'model_dir'",
-        ),
-        (
-            {"study": json.dumps(study(parameter=[{**RATE, "name": "tuning_metric"}]))},
-            "tuning_metric is the study's",
-        ),
+        ({"study": json.dumps(study(parameter=[RATE | {"name": "model_dir"}]))}, "has no option 'model_dir'"),
+        ({"study": json.dumps(study(parameter=[RATE | {"name": "tuning_metric"}]))}, "tuning_metric is the"),
         ({"training": {"train_options": {"tuning_metric": "loss"}}}, "tuning_metric is the study's metric"),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),

@@ -19,12 +19,9 @@ from cryptography.x509.oid import NameOID
 
 from tests.contract.fake.api import LOCATION
 
-#: Of a dedicated endpoint.
-DEDICATED = f"9.{LOCATION}-123456.prediction.vertexai.goog"
 #: The platform's names, which the fakes have.
 HOSTS = (
-    "europe-west1-aiplatform.googleapis.com",
-    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev", DEDICATED),
+    *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev"),
     *(
         f"{service}.googleapis.com"
         for service in (

@@ -18,7 +18,6 @@ from tests.helpers.payloads import whole
 #: Launchers by the --type that GCPC gives them, and what they take beside what all take.
 _LAUNCHERS = {
     "CustomJob": ("custom_job", ()),
-    "HyperparameterTuningJob": ("hyperparameter_tuning_job", ()),
     "UploadModel": ("model.upload_model", ("--executor_input",)),
 }
 _PASSED = ("--type", "--payload", "--project", "--location", "--gcp_resources")
