@@ -257,7 +257,7 @@ def is_filled_in(settings: Path | None) -> bool:
 def placeholder(name: str, text: str) -> str:
     """Returns the placeholder of the example settings in a named text, or "".
 
-    Only as a project or at the position of a bucket or a project: a directory may have that name.
+    Only at the position of a bucket or a project: a directory may have that name.
     """
     found = _PLACEHOLDER.search(f"projects/{text}" if name == "project" else text)
     return str(found[found.lastgroup or 0]) if found else ""

@@ -197,6 +197,6 @@ def test_check_names_every_placeholder(project: Path) -> None:
     done = shardline("check", project / "settings.toml", "--params", project / "params" / "vertex.toml")
 
     assert done.exit_code == 1
-    for name in ("champion_uri is", "history_uri is", "the image is"):
+    for name in ("project is", "pipeline_root is", "champion_uri is", "history_uri is", "the image is"):
         assert name in done.output
-    assert len(re.findall("^error", done.output, re.MULTILINE)) == 3, done.output
+    assert len(re.findall("^error", done.output, re.MULTILINE)) == 5, done.output
