@@ -32,21 +32,12 @@ def test_the_tables_are_read(tmp_path: Path) -> None:
         (DEPLOY, r"deploy needs a model in the Model Registry; add a table \[model_upload\]"),
         (UPLOAD + '[deploy]\nendpoint = "e"\n', "deploy.machine_type is missing"),
         (UPLOAD + DEPLOY + "min_replica_count = true\n", "deploy.min_replica_count must be"),
-        (
-            UPLOAD + DEPLOY + "min_replica_count = 5\n",
-            "deploy.min_replica_count is 1 to max_replica_count, got 5",
-        ),
+        (UPLOAD + DEPLOY + "min_replica_count = 5\n", "deploy.min_replica_count is 1 to max_replica_count"),
         (UPLOAD + DEPLOY.replace(ENDPOINT, "123"), "deploy.endpoint must be projects/.*, got '123'"),
         (UPLOAD + DEPLOY.replace("n1-standard-2", ""), "deploy.machine_type must be a text .*, got ''"),
-        (
-            UPLOAD + DEPLOY + 'accelerator_type = "NVIDIA_L4"\n',
-            "deploy.accelerator_type and accelerator_count go",
-        ),
+        (UPLOAD + DEPLOY + 'accelerator_type = "NVIDIA_L4"\n', "deploy.accelerator_type and"),
         (UPLOAD + DEPLOY + "accelerator_count = 1\n", "deploy.accelerator_type and accelerator_count go"),
-        (
-            UPLOAD.replace('"digits"', "'the \"best\"'"),
-            "model_upload.display_name must be a text without quotes",
-        ),
+        (UPLOAD.replace('"digits"', "'the \"best\"'"), "model_upload.display_name must be a text without"),
         (UPLOAD + 'tags = { Team = "a" }\n', "model_upload.tags have lower-case letters.*'Team=a'"),
     ],
 )

@@ -18,11 +18,7 @@ _PATIENCE_S = 60.0
 
 
 class CustomJobs:
-    """Answers the calls of custom jobs.
-
-    Attributes:
-        jobs: Jobs by name, as they were received, with their state.
-    """
+    """Answers the calls of custom jobs; `jobs` has them by name, as received, with their state."""
 
     def __init__(self, run: Callable[[CustomJob], Outcome], number: Callable[[], int]) -> None:
         self.jobs: dict[str, CustomJob] = {}

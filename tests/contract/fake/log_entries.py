@@ -18,11 +18,7 @@ _PART = re.compile(r"([\w.]+)(=|>=)(.+)")
 
 
 class LogEntries:
-    """Answers entries:list.
-
-    Attributes:
-        entries: In no particular order.
-    """
+    """Answers entries:list."""
 
     def __init__(self, number: Callable[[], int]) -> None:
         self.entries: list[LogEntry] = []

@@ -27,13 +27,7 @@ _ENDED = (
 
 @dataclass
 class PipelineOutcome:
-    """How a pipeline job ended.
-
-    Attributes:
-        code: One of google.rpc.Code, 0 for success.
-        message: What the job's error says.
-        tasks: What becomes of the job's task details; None leaves those that the run has put there.
-    """
+    """How a pipeline job ended; with `tasks` of None those stay that the run has put there."""
 
     code: int = 0
     message: str = ""
@@ -46,11 +40,7 @@ RunPipeline = Callable[[PipelineJob], PipelineOutcome]
 
 
 class PipelineJobs:
-    """Answers the calls of PipelineService.
-
-    Attributes:
-        jobs: Jobs by name, with their state.
-    """
+    """Answers the calls of PipelineService; `jobs` has them by name, with their state."""
 
     def __init__(self, run: RunPipeline, number: Callable[[], int]) -> None:
         self.jobs: dict[str, PipelineJob] = {}

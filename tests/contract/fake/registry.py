@@ -33,13 +33,7 @@ REGISTRY_ROUTES = (
 
 
 class Package:
-    """One pipeline.
-
-    Attributes:
-        versions: What was uploaded, by "sha256:...".
-        created: When each version was.
-        tags: Versions by tag.
-    """
+    """One pipeline: what was uploaded and when, by "sha256:...", and versions by tag."""
 
     def __init__(self) -> None:
         self.versions: dict[str, bytes] = {}
@@ -48,11 +42,7 @@ class Package:
 
 
 class Registry:
-    """Answers what a RegistryClient asks. All repositories exist.
-
-    Attributes:
-        packages: By "projects/P/locations/L/repositories/R/packages/NAME".
-    """
+    """Answers what a RegistryClient asks; packages are by their whole names. All repositories exist."""
 
     def __init__(self) -> None:
         self.packages: dict[str, Package] = {}

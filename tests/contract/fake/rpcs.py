@@ -16,10 +16,8 @@ _TEMPLATE = re.compile(r"\{([\w.]+)(?:=([^}]+))?\}")
 class Route:
     """One REST form of a call.
 
-    Attributes:
-        verb: HTTP method, upper case.
-        path: Matches a URL's path; its groups are fields of the request, "__" for ".".
-        body: Field of the request that is the body; "*" for the whole request, "" for none.
+    The groups of the path are fields of the request, "__" for "."; `body` is the field that is the body, "*"
+    for the whole request, "" for none.
     """
 
     verb: str
@@ -29,14 +27,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Rpc:
-    """One call of a service.
-
-    Attributes:
-        path: /package.Service/Method.
-        request: Message type (proto-plus) that the client sends.
-        response: Message type that it expects.
-        routes: REST forms.
-    """
+    """One call of a service, /package.Service/Method, with its types of messages (proto-plus)."""
 
     path: str
     request: Any
@@ -50,12 +41,7 @@ class Rpc:
 
 
 def rpcs_of(grpc_transport: Any, rest_base: Any) -> dict[str, Rpc]:
-    """Returns a client's calls by path.
-
-    Args:
-        grpc_transport: The client's gRPC transport class, which makes all of its stubs at once.
-        rest_base: The client's module of REST routes.
-    """
+    """Returns a client's calls by path, from its gRPC transport class and its module of REST routes."""
     channel = _Channel()
     transport = grpc_transport(channel=channel)
     # Its interceptor would make the stubs only when they are called.

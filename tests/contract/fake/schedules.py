@@ -29,11 +29,7 @@ _TIME_PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_job_schedule_time_utc(_placeho
 
 
 class Schedules:
-    """Answers the calls of ScheduleService.
-
-    Attributes:
-        schedules: Schedules by name.
-    """
+    """Answers the calls of ScheduleService; `schedules` has them by name."""
 
     def __init__(self, pipelines: PipelineJobs, number: Callable[[], int]) -> None:
         self.schedules: dict[str, Schedule] = {}

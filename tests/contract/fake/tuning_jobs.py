@@ -36,11 +36,7 @@ def _fill_trials(job: HyperparameterTuningJob) -> None:
 
 
 class TuningJobs:
-    """Answers the calls of hyperparameter tuning jobs.
-
-    Attributes:
-        jobs: Jobs by name, with their state and trials.
-    """
+    """Answers the calls of hyperparameter tuning jobs; `jobs` has them by name."""
 
     def __init__(self, number: Callable[[], int]) -> None:
         self.jobs: dict[str, HyperparameterTuningJob] = {}

@@ -44,10 +44,8 @@ BUCKET = "staging"
 class FakeVertex:
     """A fake that is running.
 
-    Attributes:
-        services: What it knows.
-        environment: Variables with which an unmodified client, in a process of its own, talks to it.
-        refused: What clients have asked the proxy for beside it.
+    An unmodified client in a process of its own talks to it with the variables of `environment`; `refused` is
+    what clients have asked the proxy for beside it.
     """
 
     services: FakeServices

@@ -13,14 +13,7 @@ from tests.contract.fake.rpcs import path_of
 
 @dataclass(frozen=True)
 class WebRoute:
-    """One form of address.
-
-    Attributes:
-        method: Name of the call.
-        verb: HTTP method, upper case.
-        host: Host, as far as it matters; "" for any.
-        path: Matches a URL's path; its groups are named.
-    """
+    """One form of address of a call; the groups of the path are named."""
 
     method: str
     verb: str
@@ -30,15 +23,7 @@ class WebRoute:
 
 @dataclass(frozen=True)
 class WebRequest:
-    """What a client has sent.
-
-    Attributes:
-        host: Host that it meant.
-        fields: What the path says, by name.
-        query: What the query says.
-        headers: Lower-case names.
-        body: Content.
-    """
+    """What a client has sent; `fields` is what the path says, and names of headers are lower case."""
 
     host: str
     fields: Mapping[str, str]
