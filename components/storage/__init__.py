@@ -1,4 +1,4 @@
-"""Storage: listing, prefetching and reading of local files, mounted buckets and Cloud Storage objects.
+"""Storage: listing, prefetching and reading of local files and Cloud Storage objects.
 
 It may import `vertex`, for the client, but no component.
 """

@@ -243,6 +243,7 @@ class Folder:
             sizes |= {name[start:]: 0 for name in page.folders} | {
                 each.name[start:]: each.size for each in page
             }
+        sizes.pop("", None)  # the folder itself, if it was created in the console
         return sizes
 
     def upload(self, directory: Path, names: Iterable[str]) -> None:

@@ -37,14 +37,16 @@ class TruncatedError(ConnectionError):
 
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
+    if "certificate verify failed" in str(error).lower():
+        return False
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     kind = refusal_kind(error)
-    if kind is RefusalKind.UNREACHED:
-        return "certificate" not in str(error).lower()
     # Renewing a token raises an error of its own, caused by that of the connection.
     cause = error.__cause__ if type(error).__module__.startswith("google.auth") else None
-    return kind in (RefusalKind.BUSY, RefusalKind.LOST) or (cause is not None and is_transient(cause))
+    return kind in (RefusalKind.BUSY, RefusalKind.LOST, RefusalKind.UNREACHED) or (
+        cause is not None and is_transient(cause)
+    )
 
 
 def with_retries(request: Callable[[Item], Result], item: Item) -> Result:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.components.storage.bucket import parse_uri
 from shardline.components.storage.prefetch import with_retries
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ShardlineError, SourceError
 
@@ -56,7 +57,10 @@ def as_source_error(path: str, what: str = "") -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, OSError | ValueError) and not is_remote(path):
             raise
-        raise SourceError(f"cannot read {what}{path!r}: {reason(error)}") from None
+        why = reason(error)
+        if is_remote(path) and refusal_kind(error) is RefusalKind.MISSING:  # in the generation it had
+            why = "it was replaced while it was read; run again when nothing writes to the source"
+        raise SourceError(f"cannot read {what}{path!r}: {why}") from None
 
 
 def open_read(path: str) -> BinaryIO:

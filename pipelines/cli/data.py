@@ -194,7 +194,8 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     if output and output.exists():
         raise SettingsError(f"{output} exists; choose another --output, or remove it")
     manifest = manifests.load(directory)
-    found = draft(manifest, stats(directory, manifest, whole=True))
+    with foreground(sys.stderr):
+        found = draft(manifest, stats(directory, manifest, whole=True))
     if not output:
         show_json(found)
         return

@@ -81,6 +81,9 @@ def test_transient_errors_are_retried(error: Exception) -> None:
         ValueError(),
         requests.exceptions.InvalidURL("http:///x"),
         requests.exceptions.SSLError("certificate verify failed: self-signed certificate"),
+        ConnectionError(
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
+        ),
         google.auth.exceptions.DefaultCredentialsError("none were found"),
         google.auth.exceptions.RefreshError("invalid_grant"),
         exceptions.Forbidden("no"),

@@ -16,7 +16,7 @@ from shardline.components.preprocess.process_pool import Report
 from shardline.components.preprocess.tfrecord.example import parse
 from shardline.components.preprocess.tfrecord.framing import read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
-from shardline.trainer.data.manifest import Manifest, Shard
+from shardline.trainer.data.manifest import Shard
 
 #: How values are stored, by the type of their feature.
 KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
@@ -49,7 +49,7 @@ def read_values(path: Path, report: Report | None = None) -> Iterator[tuple[int,
 
 
 def first_records(
-    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int = 0, max_bytes: int = 0
+    path: Path, shards: Sequence[Shard], *, records: int = 0, max_bytes: int = 0, report: Report | None = None
 ) -> Iterator[Values]:
     """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer; or all.
 
@@ -62,7 +62,7 @@ def first_records(
     for shard in shards:
         bytes_left = max(1, max_bytes // len(shards))
         try:
-            for size, values in islice(read_values(directory / shard.file), most):
+            for size, values in islice(read_values(path / shard.file, report), most):
                 if isinstance(values, str):
                     raise SourceError(values)
                 yield values
@@ -71,7 +71,7 @@ def first_records(
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(
-                f"cannot read {shard.file}: {error}; 'shardline dataset verify {directory}' lists all damage"
+                f"cannot read {shard.file}: {error}; 'shardline dataset verify {path}' lists all damage"
             ) from None
 
 

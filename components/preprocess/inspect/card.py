@@ -106,7 +106,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     measured: list[Mapping[str, float | str]] = []
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
-    for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
+    for values in first_records(directory, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
         measured.append(profile.measure(values, manifest, {manifest.time_feature}))
         key = text(values["key"][1][0])
         targets = [_target(values, label) for label in manifest.labels]

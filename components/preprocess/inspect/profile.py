@@ -107,7 +107,7 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         raise DatasetError(
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
-    records = first_records(directory, manifest, found.shards, records=RECORDS, max_bytes=BYTES)
+    records = first_records(directory, found.shards, records=RECORDS, max_bytes=BYTES)
     labels: dict[str, Mapping[str, int]] = {}
     for label in manifest.labels:
         counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))

@@ -12,6 +12,7 @@ from shardline.components import text
 from shardline.components.preprocess.inspect import first_records, profile
 from shardline.components.preprocess.inspect.profile import BYTES, RECORDS, Profile
 from shardline.trainer.base.errors import printable
+from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 
@@ -38,7 +39,8 @@ def stats(directory: Path, manifest: Manifest, *, whole: bool = False) -> Profil
     """
     limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
     without = {manifest.time_feature, *(["image"] if whole else [])}
-    records = first_records(directory, manifest, manifest.shards, **limits)
+    report = Meter("read", manifest.records, topic="dataset").advance if whole else None
+    records = first_records(directory, manifest.shards, report=report, **limits)
     measured = (profile.measure(values, manifest, without) for values in records)
     return profile.summarize(measured, {}, manifest.fingerprint, "")
 

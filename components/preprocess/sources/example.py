@@ -118,7 +118,7 @@ def read_remote(path: str, key: str, size: int = 0, generation: int = 0) -> byte
             raise changed_error(key, "was replaced or removed") from None
         raise BadRecordError(key, "there is no such file (any more)") from None
     except Exception as error:
-        if is_transient(error):
+        if is_transient(error) or isinstance(error, ConnectionError):
             raise SourceError(
                 f"cannot read {path!r} after several tries: {remote_files.reason(error)}; "
                 "run again to continue from there"
