@@ -34,7 +34,7 @@ from shardline.components.storage import remote_files
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest
+from shardline.trainer.data.manifest import Manifest
 
 _TOPIC = "preprocess"
 
@@ -48,7 +48,8 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
     Args:
         settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
-        overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
+        overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete; in a
+            bucket, it is gone when the first shard is written.
 
     Raises:
         SettingsError: `out` cannot be used.
@@ -67,8 +68,7 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
 def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
     """Surveys the source and writes the plan, the first of three steps; arguments as of `preprocess`."""
     with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
-        work_directory.check(out, overwrite=overwrite)
-        work.publishing.unlink(missing_ok=True)
+        _check_again(work, overwrite=overwrite)
         plan = _make_plan(settings, work, processes)
         work.upload_plan(shard.file for shard in plan.shards)
         return plan
@@ -138,14 +138,15 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)
         return
-    path, shard = remote_files.resolve(rest), Path(os.path.realpath(out)) / plans.shard_name("train", 0, 1)
+    path = remote_files.resolve(rest)
+    shard = Path(os.path.realpath(files.bucket_uri(out) or out)) / plans.shard_name("train", 0, 1)
     pattern = os.path.abspath(path)
     if form in ("images", "text") and not settings.labels:
         is_part = shard.is_relative_to(os.path.realpath(path))
     else:
         matches = fnmatch.fnmatch(str(shard), pattern) if "**" in pattern else shard.match(pattern)
         is_part = form == "tfrecord" and matches
-    if is_part and not remote_files.is_remote(path):
+    if is_part:
         raise SettingsError(
             f"{out} is inside the source {settings.source}, which would then include the dataset; name "
             "a directory outside it"
@@ -164,9 +165,17 @@ def _completed_manifest(
             work.remove()
             progress.report(_TOPIC, f"{work.out} is already complete")
             return manifest
-        work.publishing.unlink(missing_ok=True)
-    work_directory.check(work.out, overwrite=overwrite)  # another run may have written here in the meantime
+    _check_again(work, overwrite=overwrite)
     return None
+
+
+def _check_again(work: WorkDirectory, *, overwrite: bool) -> None:
+    """Checks the directory that is held now: another run may have written here in the meantime."""
+    if work.is_published():  # by a run that ended before its cleaning up
+        work.publishing.unlink(missing_ok=True)
+        if work.bucket:
+            work.remove()
+    work_directory.check(work.out, overwrite=overwrite)
 
 
 def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
@@ -195,16 +204,17 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
+        work.begin()
         markers.remove_other_markers(plan, work)
         for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
             path.unlink()
-        work.bucket.remove([MANIFEST_FILE])
         plan.save(work.plan)
         return plan
     except ShardlineError:
-        # A source that cannot be used leaves nothing, unless an earlier run has left shards.
+        # A source that cannot be used leaves nothing, unless an earlier run has left shards; in a bucket it
+        # has written nothing yet.
         work.discard_plan()
-        if not work.markers():
+        if not work.bucket and not work.markers():
             work.remove()
         raise
 

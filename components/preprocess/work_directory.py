@@ -10,7 +10,7 @@ Everything in it can be read by another process or a later run:
     SHARD               a complete shard that is not yet part of a dataset
     done/SHARD.mark     completion markers of shards, with hashes of their contents (`write.markers`)
     rejected.jsonl, examples.keys   files of the dataset
-    publishing          the fingerprint of the dataset whose shards are being moved to OUT
+    publishing          fingerprint of the dataset whose shards are moved to OUT; empty in a bucket (`begin`)
 
 Where OUT is in a bucket, all this is in a directory of this run on this machine's disk. In the bucket are
 shards, under their final names at once, their markers, and what parts on other machines need of the plan.
@@ -24,6 +24,7 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 _DATASET_FILES = (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE)
 _ROWS, _DONE = "rows/", "done/"
+_PROBE = "probe"
 
 
 class WorkDirectory:
@@ -117,8 +119,18 @@ class WorkDirectory:
             return self.bucket.sizes()
         # An interrupted run has moved some to `out`.
         directories = (self.out, self.path) if self.publishing.exists() else (self.path,)
-        found = (path for directory in directories for path in directory.glob("*.tfrecord"))
-        return {path.name: path.stat().st_size for path in found}
+        sizes = dict[str, int]()
+        for path in (path for directory in directories for path in directory.glob("[!.]*.tfrecord")):
+            with contextlib.suppress(FileNotFoundError):  # another part replaces it
+                sizes[path.name] = path.stat().st_size
+        return sizes
+
+    def begin(self) -> None:
+        """In a bucket, says that the shards in `out` are a run's, and removes an earlier manifest."""
+        if self.bucket:
+            self.publishing.touch()
+            self.remote.upload(self.path, [self.publishing.name])
+            self.bucket.remove([MANIFEST_FILE])
 
     def add_shard(self, temporary: Path, shard: str) -> None:
         """Adds a shard that was written under a temporary name."""
@@ -158,7 +170,8 @@ class WorkDirectory:
         kept = {shard.file for split in manifest.splits.values() for shard in split.shards}
         if self.bucket:
             there = self.bucket.sizes()
-            self.bucket.remove(name for name in there if _SHARD.fullmatch(name) and name not in kept)
+            old = {name for name in there if _SHARD.fullmatch(name) or name in _DATASET_FILES}
+            self.bucket.remove(old - kept)
             self.bucket.upload(self.path, [path.name for path in new])
             manifests.save(manifest, self.path)
             self.bucket.upload(self.path, [MANIFEST_FILE])
@@ -220,8 +233,10 @@ def hold(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
     with contextlib.ExitStack() as stack:
         with crash.output_errors(f"write the dataset {out}"):
             if files.bucket_uri(out):
-                path = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardline-"))
-                work = WorkDirectory(out, Path(path))
+                work = WorkDirectory(out, stack.enter_context(_scratch()))
+                (work.path / _PROBE).touch()  # a missing permission shows now, and not after the survey
+                work.remote.upload(work.path, [_PROBE])
+                work.remote.remove([_PROBE])
             else:
                 work = WorkDirectory(out)
                 stack.callback(_remove_empty, work)
@@ -239,23 +254,33 @@ def _remove_empty(work: WorkDirectory) -> None:
 
 
 @contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Makes a directory on this disk for a run, and removes those of killed runs."""
+    prefix = f"shardline-{socket.gethostname()}@"  # containers with other processes may share the disk
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if not Path("/proc", path.name.removeprefix(prefix).partition("-")[0]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
 def _lock(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
-    path = work.path / "lock"
-    while True:
+    path, owner = work.path / "lock", "?"
+    for _ in range(10):
         work.path.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(FileNotFoundError):  # an earlier run has just removed the directory
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:  # an earlier run has just removed the directory
-            continue
-        is_held = files.lock(lock, shared=shared)
-        if is_held and path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
-            break
-        os.close(lock)
-        if not is_held:
-            raise RunError(
-                f"another run is writing {work.out}; wait until it has ended, or give another directory"
-            )
+            if files.lock(lock, shared=shared) and os.path.samestat(os.fstat(lock), path.stat()):
+                break
+            owner = os.pread(lock, 400, 0).decode().strip()
+            os.close(lock)
+    else:
+        raise RunError(
+            f"another run is writing {work.out} ({owner}); wait until it has ended, or give another directory"
+        )
     try:
+        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".ljust(400).encode(), 0)
         yield
     finally:
         os.close(lock)

@@ -113,6 +113,7 @@ def test_unfinished_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
         directory.mkdir()
         files.temporary_name(directory / "manifest.json").write_text("{")
         files.temporary_name(directory / "train-00000-of-00008.tfrecord").write_text("half")
+    assert not work_directory.WorkDirectory(out).shard_sizes()
     run("digits", out)
     assert not list(tmp_path.rglob(".tmp-*"))
 
@@ -124,7 +125,7 @@ def test_a_directory_that_cannot_be_made() -> None:
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
     with work_directory.hold(tmp_path / "out"):
-        with pytest.raises(RunError, match=r"another run is writing .*out; wait until it has ended"):
+        with pytest.raises(RunError, match=r"another run is writing .*out \(process \d+ on .+\); wait"):
             run("digits", tmp_path / "out")
         with (
             pytest.raises(RunError, match="another run"),
@@ -138,6 +139,10 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
     ):
         run("digits", tmp_path / "out")
     run("digits", tmp_path / "out")
+    (tmp_path / "new" / ".shardline").mkdir(parents=True)
+    (tmp_path / "new" / ".shardline" / "lock").symlink_to(tmp_path / "nowhere" / "lock")
+    with pytest.raises(RunError, match="another run"):
+        run("digits", tmp_path / "new")
 
 
 def test_an_interrupted_publication_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,8 @@ from google.cloud.storage import Client
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.tfrecord.example import serialize
-from shardline.components.storage import prefetch
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.storage import prefetch, remote_files
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
@@ -159,6 +162,7 @@ def stored(bucket: Bucket) -> dict[str, bytes]:
     """The dataset in the bucket, but for its manifest."""
     found = {name.removeprefix("out/"): data for name, data in bucket.items() if name.startswith("out/")}
     assert found.pop("manifest.json")
+    found.pop("", None)  # the folder
     return found
 
 
@@ -174,7 +178,7 @@ def test_a_dataset_in_a_bucket_is_the_same_in_few_requests(
     run(f"images:{photos}", OUT, shards=40, processes=2)
     shards = run(f"images:{photos}", tmp_path / "near", shards=40).shards
     assert stored(bucket) == files_of(tmp_path / "near")
-    assert len(requests) <= 3 * len(shards) + 20
+    assert len(requests) <= 3 * len(shards) + 25
     with pytest.raises(SettingsError, match="holds a dataset already"):
         run(f"images:{photos}", OUT)
     run(f"images:{photos}", OUT, overwrite=True, seed=1)
@@ -197,14 +201,52 @@ def test_parts_on_several_machines_write_a_dataset_in_a_bucket(
     assert stored(bucket) == files_of(tmp_path / "near")
 
 
+@pytest.mark.parametrize("shards", [1, 15])
 def test_a_run_that_ended_early_is_continued_in_a_bucket(
-    bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event]
+    bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event], shards: int
 ) -> None:
-    bucket.fate = lambda number: "before" if number > 40 else ""
+    bucket["out/"] = b""  # as the console creates a folder
+    run("digits", OUT)
+    bucket["out/rejected.jsonl"] = b"{}"
+    bucket.fate = lambda number: "before" if sum("-of-00040" in name for name in bucket) >= shards else ""
     with pytest.raises(PlatformError, match="cannot write gs://bucket/out/"):
-        run(f"images:{photos}", OUT, shards=40)
+        run(f"images:{photos}", OUT, shards=40, overwrite=True)
     bucket.fate = lambda number: ""
+    with pytest.raises(SourceError):
+        run(f"images:{tmp_path}", OUT)
     run(f"images:{photos}", OUT, shards=40)
-    assert any("shards already done" in event.text for event in events)
+    assert any("shards already done" in event.text for event in events) or shards == 1
     run(f"images:{photos}", tmp_path / "near", shards=40)
     assert stored(bucket) == files_of(tmp_path / "near")
+
+
+def test_a_dataset_that_was_not_tidied_up_is_not_replaced_unasked(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkDirectory, "remove", lambda self: None)
+        run("digits", OUT)
+    with pytest.raises(SettingsError, match="overwrite it with --overwrite"):
+        run("digits", OUT, seed=1)
+    assert not any(".shardline" in name for name in bucket)
+
+
+def test_a_bucket_that_cannot_be_written_is_refused_at_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match="is inside the source"):
+        run(PHOTOS, Path("/gcs/bucket/photos/out"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"shardline-{socket.gethostname()}@99999999-killed").mkdir()
+    bucket.fate = lambda number: "before" if number > 4 else ""  # two runs have listed
+    with pytest.raises(PlatformError, match="cannot write gs://bucket/out/"):
+        run("digits", OUT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_one_line(bucket: Bucket) -> None:
+    path = "gs://bucket/photos/cat/001.png"
+    with remote_files.open_read(path) as file:
+        bucket.write("photos/cat/001.png", b"other")
+        with pytest.raises(SourceError, match="it was replaced while"), remote_files.as_source_error(path):
+            file.read()
