@@ -21,6 +21,7 @@ def _spec(**extra: dict[str, Any]) -> dict[str, Any]:
     parameters = {name: {"parameterType": kind, "isOptional": True} for name, kind in _TYPES.items()}
     return {
         "pipelineInfo": {"name": "p"},
+        "schemaVersion": "2.1.0",
         "root": {
             "dag": {"tasks": {"t": {"componentRef": {"name": "comp-t"}}}},
             "inputDefinitions": {"parameters": {**parameters, **extra}},
