@@ -16,6 +16,7 @@ import tensorflow as tf
 from shardline.pipelines.check.checks import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers import programs
+from tests.helpers.datasets import serialize
 from tests.helpers.exports import publish_next, write_export
 from tests.helpers.images import encoded, scene
 from tests.helpers.markdown import ROOT, Command, commands, shown_files
@@ -125,13 +126,16 @@ def _write_tables(root: Path) -> None:
     (root / "old").mkdir()
     with tf.io.TFRecordWriter(str(root / "old" / "0.tfrecord")) as writer:
         for number in range(60):
-            writer.write(_old_example(encoded(scene(20, 20 + number), "PNG"), number % 2))
+            image = encoded(scene(20, 20 + number), "PNG")
+            writer.write(serialize({"image/encoded": image, "image/class/label": number % 2}))
     for split in ("train", "eval"):
         folder = root / "taxi" / f"Split-{split}"
         folder.mkdir(parents=True)
         with tf.io.TFRecordWriter(str(folder / "0.tfrecord")) as writer:
             for number in range(60):
-                writer.write(_trip(number))
+                # One feature is sometimes empty.
+                trip = {"miles": [number / 7] * (number % 5 > 0), "tips": number / 3}
+                writer.write(serialize({**trip, "payment": b"cash" if number % 2 else b"card"}))
 
 
 def _write_labelled(root: Path) -> None:
@@ -172,30 +176,8 @@ def _write_labelled(root: Path) -> None:
             (root / "reviews" / folder / f"{number}.txt").write_text(f"{folder}, number {number}")
 
 
-def _old_example(image: bytes, label: int) -> bytes:
-    """Returns an Example in the words of an older program."""
-    features = {
-        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-
-
-def _trip(number: int) -> bytes:
-    """Returns an Example without an image, in which one feature is sometimes empty."""
-    features = {
-        "miles": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 7] * (number % 5 > 0))),
-        "payment": tf.train.Feature(
-            bytes_list=tf.train.BytesList(value=[b"cash" if number % 2 else b"card"])
-        ),
-        "tips": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 3])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-
-
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=MARKS.get(page, ())) for page in sorted({c.page.name for c in TYPED})],
+    "page", [pytest.param(page, marks=MARKS.get(page, ())) for page in sorted({c.page.name for c in TYPED})]
 )
 def test_the_commands_of_a_page_do_what_it_says(
     workspace: Path, page: str, request: pytest.FixtureRequest

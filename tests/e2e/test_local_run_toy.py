@@ -281,12 +281,7 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
         "way=hang",
     ]
     process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 60
     while True:
@@ -300,11 +295,7 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix),
-        (signal.SIGTERM, 143),
-        (signal.SIGKILL, -9),
-    ],
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
 )
 def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
     process, started = _start_hanging(toy, runs)
@@ -319,16 +310,6 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert RunRecord.read(_only(runs)).state == state
 
 
-def _kill(started: list[psutil.Process], victim: str) -> None:
-    # The shell's command line holds the text, too: its name is "sh".
-    chosen = next(
-        item
-        for item in started
-        if item.name() != "sh" and any(part.split("/")[-1] == victim for part in item.cmdline()[:5])
-    )
-    chosen.kill()
-
-
 @pytest.mark.parametrize(
     "victim",
     [
@@ -339,7 +320,12 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)
-    _kill(started, victim)
+    # The shell's command line holds the text, too: its name is "sh".
+    next(
+        item
+        for item in started
+        if item.name() != "sh" and any(part.split("/")[-1] == victim for part in item.cmdline()[:5])
+    ).kill()
     output, _ = process.communicate(timeout=20)
     assert process.returncode == EXIT_FAILED
     assert "run: error: " in output

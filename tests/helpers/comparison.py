@@ -5,38 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from tests.helpers import replicas as processes
+
 #: Cases of exchange_cases, by name: without an import of TensorFlow.
 CASES = [
-    "global_clipnorm",
-    "clipnorm",
-    "clipvalue",
-    "adam_schedule",
-    "adamw",
-    "nadam",
-    "ema",
-    "ema_overwrite",
-    "accumulation",
-    "loss_scale_factor",
-    "overflow",
-    "overflow_accumulation",
-    "half",
-    "two_optimizers",
-    "multi_optimizer",
-    "multi_optimizer_scaled",
-    "sparse",
-    "sparse_clipnorm",
-    "sparse_accumulation",
-    "uneven",
-    "uneven_clipped",
-    "uneven_accumulation",
-    "uneven_half",
-    "masked",
-    "uneven_masked",
-    "weighted_mean",
-    "uneven_weighted_masked",
-    "empty",
-    "stretch",
-]
+    "global_clipnorm", "clipnorm", "clipvalue", "adam_schedule", "adamw", "nadam", "ema", "ema_overwrite",
+    "accumulation", "loss_scale_factor", "overflow", "overflow_accumulation", "half", "two_optimizers",
+    "multi_optimizer", "multi_optimizer_scaled", "sparse", "sparse_clipnorm", "sparse_accumulation", "uneven",
+    "uneven_clipped", "uneven_accumulation", "uneven_half", "masked", "uneven_masked", "weighted_mean",
+    "uneven_weighted_masked", "empty", "stretch",
+]  # fmt: skip
 
 # float16 rounds the gradients of half a batch otherwise than those of the whole.
 TOLERANCES = {"half": 1e-3, "uneven_half": 1e-3}
@@ -50,9 +28,11 @@ def selected(request):
     return sorted({one.params["case"] for one in parameters if one and "case" in one.params})
 
 
-def read(path):
-    """Returns the results that a process of exchange_cases has written, by case."""
-    return json.loads(path.read_text())
+def run(kind, directory, request, count=1):
+    """Trains the cases, and returns the results of each process of exchange_cases, by case."""
+    processes.run(["-m", "tests.helpers.exchange_cases", kind, str(directory), *selected(request)], count)
+    names = ("chief-0", "worker-0")[:count]
+    return [json.loads((directory / f"{name}.json").read_text()) for name in names]
 
 
 def assert_equal_to_one(case, one, several):

@@ -232,40 +232,6 @@ def distiller(steady: bool = False) -> keras.Model:
     return model
 
 
-class Cycle(keras.Model):
-    """Two generators and two discriminators of pairs that do not belong together, with four optimizers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.there, self.back = dense(8, SIZE), dense(8, SIZE)
-        self.judges = [dense(8, 1), dense(8, 1)]
-
-    def compile(self, generators: list[Any], judges: list[Any]) -> None:
-        super().compile()
-        self.generator_optimizers, self.judge_optimizers = generators, judges
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape(persistent=True) as tape:
-            to_y, to_x = self.there(x, training=True), self.back(y, training=True)
-            cycle = squares(self.back(to_y), x) + squares(self.there(to_x), y)
-            judged = [(self.judges[0](x), self.judges[0](to_x)), (self.judges[1](y), self.judges[1](to_y))]
-            own = [squares(fake, 1.0) + 10.0 * cycle for _, fake in reversed(judged)]
-            judges = [0.5 * (squares(real, 1.0) + squares(fake, 0.0)) for real, fake in judged]
-        parts = [self.there, self.back, *self.judges]
-        optimizers = [*self.generator_optimizers, *self.judge_optimizers]
-        for optimizer, loss, part in zip(optimizers, [*own, *judges], parts, strict=True):
-            update(optimizer, tape, loss, part.trainable_variables)
-        return {"there_loss": own[0], "back_loss": own[1], "x_loss": judges[0], "y_loss": judges[1]}
-
-
-def cycle(steady: bool = False) -> keras.Model:
-    model = Cycle()
-    adams = [keras.optimizers.Adam(1e-3, beta_1=0.5) for _ in range(4)]
-    model.compile(adams[:2], adams[2:])
-    return model
-
-
 def pairs() -> tf.data.Dataset:
     x = examples(4 * ANCHORS).reshape(4, 1, ANCHORS, SIZE)
     return tf.data.Dataset.from_tensor_slices(np.concatenate([x, x + 0.1], axis=1))
@@ -293,7 +259,6 @@ PROGRAMS = {
     "distillation": Program(
         distiller, lambda: batched((examples(), np.arange(40) % CLASSES)), validated=True
     ),
-    "cycle_gan": Program(cycle, lambda: batched((examples(), -examples()[::-1]))),
 }
 
 

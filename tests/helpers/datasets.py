@@ -22,6 +22,9 @@ from tests.helpers.labels import LABELLED, class_label, counted, label_values, t
 #: A class is the third of the image that is bright.
 CLASS_NAMES = ("top", "middle", "bottom")
 
+#: Of a table.
+COLUMNS = (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
+
 RECORDS = {"train": 96, "validation": 24, "test": 30}
 
 
@@ -56,19 +59,16 @@ def write_dataset(
         for name, total in records.items()
         if total
     }
+    labels, image = (class_label(CLASS_NAMES[:classes]),), Feature("image", "uint8", shape, encoding)
+    features = (image, Feature("label", "int64"), Feature("key", "string"))
+    settings = {"seed": seed, "image_size": shape[0]}
+    return _save(directory, "bands", settings, labels, features, splits)
+
+
+def _save(directory: Path, source: str, settings: Any, labels: Any, features: Any, splits: Any) -> Manifest:
     checksums = [shard.crc32c for split in splits.values() for shard in split.shards]
-    manifest = Manifest(
-        fingerprint="sha256:" + hashlib.sha256("".join(checksums).encode()).hexdigest(),
-        source="bands",
-        settings={"seed": seed, "image_size": shape[0]},
-        labels=(class_label(CLASS_NAMES[:classes]),),
-        features=(
-            Feature("image", "uint8", shape, encoding),
-            Feature("label", "int64"),
-            Feature("key", "string"),
-        ),
-        splits=splits,
-    )
+    fingerprint = "sha256:" + hashlib.sha256("".join(checksums).encode()).hexdigest()
+    manifest = Manifest(fingerprint, source, settings, labels, features, splits)
     manifests.save(manifest, directory)
     return manifest
 
@@ -78,41 +78,23 @@ def example_batch(dataset: DatasetInfo) -> tuple[Any, tf.Tensor]:
     return probe_inputs(dataset), tf.zeros(2, tf.int64)
 
 
-def write_table(
-    directory: Path, *, records: Mapping[str, int] = RECORDS, shards: int = 2, seed: int = 0
-) -> Manifest:
-    """Writes a dataset directory of a table: year int64, income float32, city string, and three classes.
-
-    No column alone tells the classes apart. Arguments as for `write_dataset`.
-    """
+def write_table(directory: Path, *, records: Mapping[str, int] = RECORDS, shards: int = 2) -> Manifest:
+    """Writes a table of three classes, which no column alone tells apart; arguments as of `write_dataset`."""
     directory.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    splits = {}
+    rng, splits = np.random.default_rng(0), {}
+
+    def row(key: str, label: int) -> bytes:
+        year, income = 2000 + 10 * (label == 0) + rng.integers(0, 3), float(rng.normal(5e6, 1e3))
+        city = "Ulm" if label == 1 else str(rng.choice(["Bern", "Rom"]))
+        columns = {"year": year, "income": income, "city": city.encode()}
+        return serialize({"label": label, "key": key.encode(), **columns})
+
     for name, total in records.items():
-        labels = [p % len(CLASS_NAMES) for p in range(total)]
-        rows = [
-            make_row(
-                f"{name}/{p:05d}",
-                label,
-                year=2000 + 10 * (label == 0) + int(rng.integers(0, 3)),
-                income=float(rng.normal(5e6, 1e3)),
-                city="Ulm" if label == 1 else str(rng.choice(["Bern", "Rom"])),
-            )
-            for p, label in enumerate(labels)
-        ]
-        counts = tuple(labels.count(label) for label in range(len(CLASS_NAMES)))
+        rows = [row(f"{name}/{p:05d}", p % 3) for p in range(total)]
+        counts = np.bincount(np.arange(total) % 3, minlength=3).tolist()
         splits[name] = Split(_write_shards(directory, name, rows, shards), counted(counts))
-    columns = (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
-    manifest = Manifest(
-        fingerprint="sha256:" + hashlib.sha256(str(splits).encode()).hexdigest(),
-        source="table:rows.csv",
-        settings={"seed": seed},
-        labels=(class_label(CLASS_NAMES),),
-        features=(Feature("label", "int64"), Feature("key", "string"), *columns),
-        splits=splits,
-    )
-    manifests.save(manifest, directory)
-    return manifest
+    features = (Feature("label", "int64"), Feature("key", "string"), *COLUMNS)
+    return _save(directory, "table:rows.csv", {"seed": 0}, (class_label(CLASS_NAMES),), features, splits)
 
 
 def write_labelled(
@@ -127,14 +109,10 @@ def write_labelled(
 ) -> Manifest:
     """Writes a dataset directory with labels of any kind, which a tiny model can learn from its inputs.
 
-    Args:
-        directory: Made if it is not there.
+    Args as of `write_dataset`, and:
         labels: What is to be predicted, or the name of it in `tests.helpers.labels.LABELLED`.
         images: Whether the inputs are noisy images of 12 x 12 pixels with one bright band; else a table:
             year int64, income float32, city string.
-        records: Number of examples per split.
-        shards: Number of shards of every split.
-        seed: Of the noise. The same arguments give the same bytes.
         cities: Names of the cities of a table; the first is that of one class.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -148,7 +126,7 @@ def write_labelled(
         inputs = _images(kinds, sizes, rng) if images else _rows(kinds, sizes, rng, cities)
         values = {label.name: label_values(label, kinds, sizes) for label in wanted}
         examples = [
-            _serialize(
+            serialize(
                 {
                     **{column: one[p] for column, one in inputs.items()},
                     **{label: one[p] for label, one in values.items()},
@@ -159,21 +137,9 @@ def write_labelled(
         ]
         tallies = {label.name: tally(label, values[label.name]) for label in wanted}
         splits[name] = Split(_write_shards(directory, name, examples, shards), tallies)
-    columns = (
-        (Feature("image", "uint8", (12, 12, 3), "png"),)
-        if images
-        else (Feature("year", "int64"), Feature("income", "float32"), Feature("city", "string"))
-    )
-    manifest = Manifest(
-        fingerprint="sha256:" + hashlib.sha256(str(splits).encode()).hexdigest(),
-        source="labelled",
-        settings={"seed": seed},
-        labels=wanted,
-        features=(*(label.feature for label in wanted), Feature("key", "string"), *columns),
-        splits=splits,
-    )
-    manifests.save(manifest, directory)
-    return manifest
+    columns = (Feature("image", "uint8", (12, 12, 3), "png"),) if images else COLUMNS
+    features = (*(label.feature for label in wanted), Feature("key", "string"), *columns)
+    return _save(directory, "labelled", {"seed": seed}, wanted, features, splits)
 
 
 def _images(kinds: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, list[bytes]]:
@@ -200,7 +166,7 @@ def _rows(
     }
 
 
-def _serialize(values: Mapping[str, Any]) -> bytes:
+def serialize(values: Mapping[str, Any]) -> bytes:
     """Returns a tf.train.Example of texts, whole numbers and floats, and of arrays of them."""
     features = {}
     for name, value in values.items():
@@ -254,24 +220,7 @@ def write_shard(path: Path, examples: list[bytes]) -> Shard:
 
 def make_example(key: str, image: bytes, label: int) -> bytes:
     """Returns a serialized tf.train.Example as datasets hold it."""
-    features = {
-        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-        "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-
-
-def make_row(key: str, label: int, *, year: int, income: float, city: str) -> bytes:
-    """Returns a serialized tf.train.Example of a table."""
-    features = {
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-        "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
-        "year": tf.train.Feature(int64_list=tf.train.Int64List(value=[year])),
-        "income": tf.train.Feature(float_list=tf.train.FloatList(value=[income])),
-        "city": tf.train.Feature(bytes_list=tf.train.BytesList(value=[city.encode()])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    return serialize({"image": image, "label": label, "key": key.encode()})
 
 
 def _write_shards(directory: Path, split: str, examples: list[bytes], shards: int) -> tuple[Shard, ...]:

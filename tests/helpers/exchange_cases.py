@@ -28,13 +28,7 @@ CLASSES = 3
 
 
 def dense(optimizer, **options):
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(6, "tanh"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], **options)
     return model
@@ -73,15 +67,9 @@ def half(optimizer):
 
 def words(optimizer):
     """Sparse gradients, with words that come more than once in a batch."""
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Lambda(lambda x: keras.ops.cast(keras.ops.abs(x) * 3, "int32")),
-            keras.layers.Embedding(50, 5),
-            keras.layers.Flatten(),
-            keras.layers.Dense(CLASSES, "softmax"),
-        ]
-    )
+    numbers = keras.layers.Lambda(lambda x: keras.ops.cast(keras.ops.abs(x) * 3, "int32"))
+    layers = [keras.layers.Embedding(50, 5), keras.layers.Flatten(), keras.layers.Dense(CLASSES, "softmax")]
+    model = keras.Sequential([keras.Input((4,)), numbers, *layers])
     model.compile(optimizer, "sparse_categorical_crossentropy")
     return model
 

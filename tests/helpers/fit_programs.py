@@ -259,17 +259,7 @@ def main() -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    each.__name__: each
-    for each in (
-        all_kinds,
-        losses,
-        steps,
-        plain,
-        killed,
-        own_part,
-        callbacks,
-        different,
-    )
+    each.__name__: each for each in (all_kinds, losses, steps, plain, killed, own_part, callbacks, different)
 }
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ def normalized(dataset):
     layer = keras.layers.Normalization(name="normalization")
     layer.adapt(dataset.training_examples(["income"])["income"][:, None])
     hidden = keras.layers.Dense(4, activation="tanh")(layer(keras.ops.expand_dims(income, -1)))
-    outputs = {
-        "kind": keras.layers.Dense(3, "softmax")(hidden),
-        "price": keras.layers.Dense(1)(hidden),
-    }
+    outputs = {"kind": keras.layers.Dense(3, "softmax")(hidden), "price": keras.layers.Dense(1)(hidden)}
     model = keras.Model([income], outputs)
     model.compile("adam", {"kind": "sparse_categorical_crossentropy", "price": "mse"})
     return model

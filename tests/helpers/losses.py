@@ -79,13 +79,6 @@ def mean_square(y: Any, given: Any) -> Any:
     return keras.ops.mean(keras.ops.square(y - given))
 
 
-class MeanSquare(keras.losses.Loss):
-    """One number for a batch, in a class."""
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        return mean_square(y_true, y_pred)
-
-
 class Contrastive(keras.losses.Loss):
     """Compares the examples of a batch with each other, in place of Keras' own mean over them."""
 
@@ -163,7 +156,6 @@ def with_statistics_of_all() -> keras.Model:
 
 CASES: dict[str, Build] = {
     "function": plain(mean_square, metrics=[mean_square]),
-    "class": plain(MeanSquare()),
     "sum": plain(keras.losses.Huber(reduction="sum"), rate=0.005),
     "unreduced": plain(keras.losses.MeanSquaredError(reduction=None), rate=0.005),
     "statistics_of_all": with_statistics_of_all,

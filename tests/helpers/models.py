@@ -3,20 +3,18 @@
 import keras
 import numpy as np
 
+LOSS = "sparse_categorical_crossentropy"
+
+
+def _sequential(layers, dataset, activation="softmax", classes=None, **options):
+    first = [keras.Input(dataset.input_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255)]
+    head = keras.layers.Dense(classes or dataset.num_classes, activation, **options)
+    return keras.Sequential([*first, *layers, keras.layers.Flatten(), head])
+
 
 def _compiled(layers, dataset, learning_rate=1e-2, classes=None):
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            *layers,
-            keras.layers.Flatten(),
-            keras.layers.Dense(classes or dataset.num_classes, activation="softmax"),
-        ]
-    )
-    model.compile(
-        keras.optimizers.Adam(learning_rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
+    model = _sequential(layers, dataset, classes=classes)
+    model.compile(keras.optimizers.Adam(learning_rate), LOSS, metrics=["accuracy"])
     return model
 
 
@@ -33,7 +31,7 @@ def scheduled(dataset):
     """As `synchronized`, with a learning rate that falls from update to update."""
     model = synchronized(dataset)
     schedule = keras.optimizers.schedules.CosineDecay(1e-2, decay_steps=30)
-    model.compile(keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(schedule), LOSS, metrics=["accuracy"])
     return model
 
 
@@ -72,7 +70,7 @@ class OwnStep(keras.Model):
 
 def own_step(dataset):
     model = OwnStep(dataset.num_classes)
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile("adam", LOSS, metrics=["accuracy"])
     return model
 
 
@@ -112,13 +110,8 @@ def wrong_input(dataset):
 
 
 def undeclared_logits(dataset):
-    layers = [
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
-        keras.layers.Dense(dataset.num_classes),
-    ]
-    model = keras.Sequential([keras.Input(dataset.input_shape, dtype="uint8"), *layers])
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model = _sequential([], dataset, activation=None)
+    model.compile("adam", LOSS)
     return model
 
 
@@ -139,7 +132,7 @@ def two_outputs(dataset):
     features = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
     outputs = [keras.layers.Dense(dataset.num_classes, "softmax")(features) for _ in range(2)]
     model = keras.Model(images, outputs)
-    model.compile("adam", ["sparse_categorical_crossentropy"] * 2)
+    model.compile("adam", [LOSS] * 2)
     return model
 
 
@@ -148,7 +141,7 @@ def _of_a_column(name, dataset, classes=None, kind=list):
     number = keras.ops.expand_dims(keras.ops.cast(column, "float32"), -1)
     outputs = keras.layers.Dense(classes or dataset.num_classes, "softmax")(number)
     model = keras.Model([column] if kind is list else {name: column}, outputs)
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model.compile("adam", LOSS)
     return model
 
 
@@ -166,15 +159,8 @@ def by_dict_of_year(dataset):
 
 def plain(dataset):
     """One dense layer and plain SGD: accumulated gradients are exactly those of a larger batch."""
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(dataset.num_classes, "softmax", kernel_initializer="zeros"),
-        ]
-    )
-    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model = _sequential([], dataset, kernel_initializer="zeros")
+    model.compile(keras.optimizers.SGD(0.1), LOSS, metrics=["accuracy"])
     return model
 
 
@@ -197,14 +183,7 @@ def plateau():
 def exploding(dataset):
     """Its first update makes every weight infinite."""
     model = plain(dataset)
-    model.compile(keras.optimizers.SGD(1e38), "sparse_categorical_crossentropy")
-    return model
-
-
-def constant(dataset):
-    """Learns nothing: its validation loss never improves after the first epoch."""
-    model = plain(dataset)
-    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    model.compile(keras.optimizers.SGD(1e38), LOSS)
     return model
 
 
@@ -221,7 +200,7 @@ def several(dataset):
     model = keras.Model({"images": images, "mean": mean}, outputs)
     model.compile(
         keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5),
-        {"label": "sparse_categorical_crossentropy", "brightness": "mse"},
+        {"label": LOSS, "brightness": "mse"},
         metrics={"label": "accuracy"},
     )
     return model
@@ -237,17 +216,6 @@ def several_inputs(x, y):
     return {"images": x, "mean": mean}, targets, {"label": weight, "brightness": tf.ones_like(weight)}
 
 
-def notes(directory):
-    """A callback that notes the steps it sees."""
-
-    def note(batch, logs):
-        assert logs["loss"] > 0
-        with (directory / "notes.txt").open("a") as file:
-            file.write(str(batch))
-
-    return keras.callbacks.LambdaCallback(on_train_batch_end=note)
-
-
 def no_model(dataset):
     return "a model"
 
@@ -257,28 +225,15 @@ not_a_function = 3
 
 def plain_with_rate(dataset, learning_rate):
     model = plain(dataset)
-    model.compile(keras.optimizers.SGD(learning_rate), "sparse_categorical_crossentropy")
+    model.compile(keras.optimizers.SGD(learning_rate), LOSS)
     return model
 
 
-def halving():
+class Halving(keras.callbacks.Callback):
     """Halves the learning rate at the end of each epoch."""
 
-    class Halving(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.optimizer.learning_rate = self.model.optimizer.learning_rate.numpy() / 2
-
-    return Halving()
-
-
-def stopping():
-    """Stops the training after the second step."""
-
-    class StoppingEarly(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = batch == 1
-
-    return StoppingEarly()
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate.numpy() / 2
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -312,19 +267,13 @@ class Calls(keras.metrics.SparseCategoricalAccuracy):
 def eager(dataset):
     model = Eager(dataset.num_classes)
     metrics = ["accuracy", Calls(name="calls")]
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=metrics, run_eagerly=True)
+    model.compile("adam", LOSS, metrics=metrics, run_eagerly=True)
     return model
 
 
-def asking_for_xla(dataset):
+def by_xla(dataset, asked=True):
     model = plain(dataset)
-    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
-    return model
-
-
-def refusing_xla(dataset):
-    model = plain(dataset)
-    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    model.compile("sgd", LOSS, jit_compile=asked)
     return model
 
 

@@ -10,23 +10,8 @@ from hypothesis import strategies
 
 #: Texts that have harmed readers of text.
 TEXTS = (
-    *(
-        "",
-        " ",
-        "\0",
-        "\n",
-        "\x1b[31m",
-        "<script>",
-        '"',
-        "'",
-        "\\",
-        "é",
-        "\u202e",
-        "\ud800",
-        "²",
-        "NaN",
-        "SIGKILL",
-    ),
+    *("", " ", "\0", "\n", "\x1b[31m", "<script>", '"', "'", "\\", "é", "\u202e", "\ud800", "²"),
+    *("NaN", "SIGKILL"),
     *("../../x", "/etc/passwd", "gs://", "a:b:c", "{{$.x}}", "{{$.inputs.parameters['p']}}", "x" * 300),
     *("-1", "1e999", "0x10", "9" * 20, "true", "null", "2026-01-01", "__class__", "*", "<<"),
 )

@@ -47,11 +47,7 @@ _DAC_OVERRIDE, _DAC_READ_SEARCH, _SYS_ADMIN = 1, 2, 21
 #: Starts `python -c` with what follows, without the right to administer the machine.
 WITHOUT_ADMINISTRATION = (sys.executable, "-c", _WITHOUT.format(capabilities=(_SYS_ADMIN,)))
 #: The same without the right to other users' files, as ordinary users are.
-ORDINARY = (
-    sys.executable,
-    "-c",
-    _WITHOUT.format(capabilities=(_SYS_ADMIN, _DAC_OVERRIDE, _DAC_READ_SEARCH)),
-)
+ORDINARY = (sys.executable, "-c", _WITHOUT.format(capabilities=(_SYS_ADMIN, _DAC_OVERRIDE, _DAC_READ_SEARCH)))
 
 #: Left out, with the reason, where the kernel gives no network namespace.
 needs_namespaces = pytest.mark.skipif(bool(reason := network.isolation_unavailable()), reason=reason)

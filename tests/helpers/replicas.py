@@ -60,14 +60,19 @@ def start_one(
     )
 
 
-def run(arguments: Sequence[str], replicas: int, **options: object) -> list[str]:
-    """Runs the replicas to their end and returns their outputs; fails the test when one fails."""
-    processes = start(arguments, replicas, **options)  # type: ignore[arg-type]
+def finish(processes: Sequence[programs.Popen], seconds: float = 180) -> tuple[list[int], list[str]]:
+    """Returns exit codes and outputs."""
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-5000:]
+    return [process.returncode for process in processes], outputs
+
+
+def run(arguments: Sequence[str], replicas: int, **options: object) -> list[str]:
+    """Runs the replicas to their end and returns their outputs; fails the test when one fails."""
+    codes, outputs = finish(start(arguments, replicas, **options), 240)  # type: ignore[arg-type]
+    for code, output in zip(codes, outputs, strict=True):
+        assert code == 0, output[-5000:]
     return outputs

@@ -98,15 +98,9 @@ class Unsaveable(keras.Model):
 
 
 def _compiled(layer, dataset, *, loss="sparse_categorical_crossentropy", metrics=("accuracy",)):
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            *layer,
-            keras.layers.Dense(dataset.num_classes, "softmax"),
-        ]
-    )
+    first = [keras.Input(dataset.input_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255)]
+    head = keras.layers.Dense(dataset.num_classes, "softmax")
+    model = keras.Sequential([*first, keras.layers.Flatten(), *layer, head])
     model.compile("adam", loss, metrics=list(metrics))
     return model
 
@@ -183,14 +177,9 @@ def own_loss_and_metric(dataset):
 
 def single(dataset, from_logits=False):
     """One sigmoid unit, or one logit, for two classes."""
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1, None if from_logits else "sigmoid"),
-        ]
-    )
+    first = [keras.Input(dataset.input_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255)]
+    head = keras.layers.Dense(1, None if from_logits else "sigmoid")
+    model = keras.Sequential([*first, keras.layers.Flatten(), head])
     loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
     metrics = [keras.metrics.BinaryAccuracy(threshold=0.0 if from_logits else 0.5, name="accuracy")]
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=metrics)

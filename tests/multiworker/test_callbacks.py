@@ -9,6 +9,7 @@ from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history
+from tests.helpers.replicas import finish
 
 pytestmark = pytest.mark.multiworker
 
@@ -30,12 +31,6 @@ def start(dataset, out, callback, *more, model="restless"):
     )
 
 
-def finish(processes):
-    """Returns the exit codes and outputs of the chief and the worker."""
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
-
-
 def is_worker():
     import os
 
@@ -50,12 +45,8 @@ class StopsTheWorker(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def stops_the_worker():
-    return StopsTheWorker()
-
-
 def test_a_training_that_is_stopped_on_one_replica_stops_on_all(dataset, tmp_path):
-    codes, outputs = finish(start(dataset, tmp_path, "stops_the_worker"))
+    codes, outputs = finish(start(dataset, tmp_path, "StopsTheWorker"))
 
     assert codes == [0, 0], outputs
     assert "training ends after 6 steps: a callback has stopped it" in outputs[0]
@@ -71,12 +62,8 @@ class AsksOnTheChief(keras.callbacks.Callback):
         self.model.metrics[0].result()
 
 
-def asks_on_the_chief():
-    return AsksOnTheChief()
-
-
 def test_a_metric_that_only_the_chief_reads_is_an_error_at_once(dataset, tmp_path):
-    codes, outputs = finish(start(dataset, tmp_path, "asks_on_the_chief"))
+    codes, outputs = finish(start(dataset, tmp_path, "AsksOnTheChief"))
 
     assert codes == [EXIT_BAD_INPUT, EXIT_FAILED], outputs
     assert "on_epoch_end of AsksOnTheChief, which runs on the chief alone, reads a metric" in outputs[0]
@@ -135,12 +122,8 @@ class OnlyTheChief(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.1
 
 
-def only_the_chief():
-    return OnlyTheChief()
-
-
 def test_replicas_whose_weights_part_are_an_error(dataset, tmp_path):
-    codes, outputs = finish(start(dataset, tmp_path, "only_the_chief"))
+    codes, outputs = finish(start(dataset, tmp_path, "OnlyTheChief"))
 
     assert codes == [EXIT_BAD_INPUT] * 2, outputs
     for output in outputs:
@@ -158,13 +141,9 @@ class Sleeper(keras.callbacks.Callback):
             threading.Event().wait()
 
 
-def sleeper():
-    return Sleeper()
-
-
 @pytest.mark.matrix  # takes seconds; of one process test_watchdog asks for the same
 def test_a_run_that_hangs_ends_and_names_where_each_replica_waits(dataset, tmp_path):
-    codes, outputs = finish(start(dataset, tmp_path, "sleeper", "--stall-timeout", 10))
+    codes, outputs = finish(start(dataset, tmp_path, "Sleeper", "--stall-timeout", 10))
 
     assert codes == [EXIT_FAILED] * 2, outputs
     assert "chief-0 has made no progress for 10 s (stall_timeout), after step 4, to agree" in outputs[0]

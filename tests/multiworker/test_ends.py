@@ -10,6 +10,7 @@ import pytest
 
 from shardline.trainer.base.errors import EXIT_FAILED, EXIT_RESTART
 from tests.helpers import replicas
+from tests.helpers.replicas import finish
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(120)]
 
@@ -32,11 +33,6 @@ def read_until(process: Any, text: str) -> str:
         if text in line:
             return output
     pytest.fail(f"ended before {text!r}:\n{output}")
-
-
-def finish(processes: Any) -> tuple[list[int], list[str]]:
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
 
 
 ASKED = "train: error: asked to stop (SIGTERM)"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import comparison, replicas
+from tests.helpers import comparison
 from tests.helpers.comparison import CASES
 from tests.helpers.parameters import with_matrix
 
@@ -22,19 +22,13 @@ EVERYDAY = {
 
 @pytest.fixture(scope="module")
 def one(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("one")
-    cases = comparison.selected(request)
-    replicas.run(["-m", "tests.helpers.exchange_cases", "one", str(directory), *cases], 1)
-    return comparison.read(directory / "chief-0.json")
+    return comparison.run("one", tmp_path_factory.mktemp("one"), request)[0]
 
 
 @pytest.fixture(scope="module", params=["tcp", pytest.param("ring", marks=pytest.mark.matrix)])
 def two(tmp_path_factory, request):
     """The results of each of two processes; that they ended at all says that nobody hangs."""
-    directory = tmp_path_factory.mktemp("two")
-    cases = comparison.selected(request)
-    replicas.run(["-m", "tests.helpers.exchange_cases", request.param, str(directory), *cases], 2)
-    return [comparison.read(directory / f"{name}.json") for name in ("chief-0", "worker-0")]
+    return comparison.run(request.param, tmp_path_factory.mktemp("two"), request, 2)
 
 
 @pytest.mark.parametrize("case", with_matrix({case: case for case in CASES}, {*CASES} - EVERYDAY))

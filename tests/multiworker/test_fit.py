@@ -14,6 +14,7 @@ import pytest
 from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
+from tests.helpers.replicas import finish
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 
@@ -27,16 +28,6 @@ def start(
     return replicas.start(
         ["-m", "tests.helpers.fit_programs", case, str(out), *given], count, environ=environ
     )
-
-
-def finish(processes: Any, seconds: float = 180) -> tuple[list[int], list[str]]:
-    """Returns exit codes and outputs."""
-    try:
-        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], outputs
 
 
 def results(out: Path, *names: str) -> list[dict[str, Any]]:
@@ -75,7 +66,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     [
         ["function", "unreduced", "ByHand"],
         pytest.param(
-            ["class", "sum", "statistics_of_all", "ByCompile", "Mixed", "Computing"], marks=pytest.mark.matrix
+            ["sum", "statistics_of_all", "ByCompile", "Mixed", "Computing"], marks=pytest.mark.matrix
         ),
     ],
     ids=" ".join,
@@ -94,7 +85,7 @@ def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path, nam
     "names",
     [
         ["wgan_gp", "diffusion"],
-        pytest.param(["vae", "metric_learning", "distillation", "cycle_gan"], marks=pytest.mark.matrix),
+        pytest.param(["vae", "metric_learning", "distillation"], marks=pytest.mark.matrix),
     ],
     ids=" ".join,
 )

@@ -143,7 +143,6 @@ def task(code: int):
 
 def _run_task(env: dict[str, str], code: int, parent: int = 0) -> subprocess.CompletedProcess[str]:
     """Starts a task of a pipeline as kfp.local does."""
-    source = f"{_TASK}\n"
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
     arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "task"]
     command = [
@@ -154,7 +153,7 @@ def _run_task(env: dict[str, str], code: int, parent: int = 0) -> subprocess.Com
         "sh",
         "-ec",
         _script(),
-        source,
+        _TASK,
         *arguments,
     ]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)

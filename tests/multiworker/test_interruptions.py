@@ -11,6 +11,7 @@ from shardline.trainer.models.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history
+from tests.helpers.replicas import finish
 
 pytestmark = pytest.mark.multiworker
 
@@ -58,12 +59,6 @@ def wait_for_step(chief, step):
         if event and event.kind == "progress" and event.done >= step:
             return
     raise AssertionError(f"the chief ended before step {step}: {''.join(lines[-30:])}")
-
-
-def finish(jobs, seconds=60):
-    """Returns exit codes and outputs."""
-    outputs = [job.communicate(timeout=seconds)[0] for job in jobs]
-    return [job.returncode for job in jobs], outputs
 
 
 def state(out):

@@ -59,41 +59,25 @@ def pair(request, tmp_path):
         process.communicate()
 
 
-def assert_names_the_lost_peer(process, name, within):
-    output = process.communicate(timeout=within)[0]
-    assert process.returncode == 1
-    assert f"train: error: lost {name} (127.0.0.1:" in output
+@pytest.mark.parametrize(
+    ("pair", "victim", "signum", "within"),
+    [
+        # At once, independent of the peer_timeout.
+        (("600", "tensorflow"), 0, signal.SIGKILL, 20),
+        (("600", "ring"), 1, signal.SIGKILL, 20),
+        # After the time that is set, and not after TensorFlow's own 10 s.
+        (("2", "tensorflow"), 0, signal.SIGSTOP, 60),
+        (("1", "ring"), 1, signal.SIGSTOP, 60),
+    ],
+    indirect=["pair"],
+)
+def test_a_peer_that_is_killed_or_hangs_for_too_long_is_named(pair, victim, signum, within):
+    os.kill(pair[victim].pid, signum)
+
+    output = pair[1 - victim].communicate(timeout=within)[0]
+    assert pair[1 - victim].returncode == 1
+    assert f"train: error: lost {('chief-0', 'worker-0')[victim]} (127.0.0.1:" in output
     assert "Traceback" not in output
-
-
-@pytest.mark.parametrize(
-    ("pair", "dead", "name"),
-    [
-        (("600", "tensorflow"), 0, "chief-0"),
-        (("600", "ring"), 1, "worker-0"),
-    ],
-    indirect=["pair"],
-)
-def test_a_killed_peer_is_named_at_once(pair, dead, name):
-    """Independent of the peer_timeout."""
-    os.kill(pair[dead].pid, signal.SIGKILL)
-
-    assert_names_the_lost_peer(pair[1 - dead], name, within=20)
-
-
-@pytest.mark.parametrize(
-    ("pair", "still", "name"),
-    [
-        (("2", "tensorflow"), 0, "chief-0"),
-        (("1", "ring"), 1, "worker-0"),
-    ],
-    indirect=["pair"],
-)
-def test_a_peer_that_hangs_for_too_long_is_named(pair, still, name):
-    """After the time that is set, and not after TensorFlow's own 10 s."""
-    os.kill(pair[still].pid, signal.SIGSTOP)
-
-    assert_names_the_lost_peer(pair[1 - still], name, within=60)
 
 
 @pytest.mark.matrix  # takes seconds; that the time is the one that is set shows above

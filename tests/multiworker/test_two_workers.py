@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shardline.trainer.models.saving import load_model
 from tests.helpers import replicas
@@ -108,10 +109,7 @@ def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, 
 
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [
-        pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix),
-        ("mirrored", "bfloat16"),
-    ],
+    [pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix), ("mirrored", "bfloat16")],
 )
 def test_every_synchronous_strategy_learns_in_half_precision(dataset, tmp_path, strategy, precision):
     several = strategy == "multi_worker_mirrored"
@@ -127,7 +125,7 @@ def test_batch_normalization_of_all_replicas_is_saved(dataset, tmp_path):
     """One step over the whole split, momentum 0: the saved mean is that of all examples."""
     train(dataset, tmp_path, 2, 48, model="tests.helpers.models:momentless", epochs=1, chief=False)
 
-    images = [np.asarray(_decode(encoded)) for _, encoded, _ in read_examples(dataset, "train")]
+    images = [tf.io.decode_png(encoded).numpy() for _, encoded, _ in read_examples(dataset, "train")]
     everything = np.stack(images).mean(axis=(0, 1, 2)) / 255
     saved = load_model(tmp_path / "model.keras").get_layer("bn").moving_mean
     np.testing.assert_allclose(keras.ops.convert_to_numpy(saved), everything, atol=1e-5)
@@ -141,9 +139,3 @@ def test_a_model_that_has_to_be_tried_before_training_trains_on_two_workers(data
 
     assert "epoch 1/1" in outputs[0]
     assert len(weights(tmp_path, model)) == 6
-
-
-def _decode(encoded):
-    import tensorflow as tf
-
-    return tf.io.decode_png(encoded)

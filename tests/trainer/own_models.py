@@ -51,6 +51,10 @@ def _pixels(dataset):
     return images, layers.Flatten()(layers.Rescaling(1 / 255)(images))
 
 
+def _ended(dataset, images, hidden):
+    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(hidden)))
+
+
 def entropy(dataset):
     images, flat = _pixels(dataset)
     model = keras.Model(images, Entropy()(layers.Dense(dataset.num_classes, "softmax")(flat)))
@@ -68,27 +72,20 @@ def functional(dataset):
     shared = layers.Dense(6, "relu")
     left, right = shared(flat), shared(layers.Activation("tanh")(flat))
     joined = layers.Concatenate()([left, layers.Multiply()([left, right])])
-    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(joined)))
+    return _ended(dataset, images, joined)
 
 
 def operations(dataset):
     images = keras.Input(dataset.input_shape, dtype="uint8")
     flat = keras.ops.reshape(keras.ops.cast(images, "float32") / 255, (-1, 16))
-    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(keras.ops.sin(flat))))
+    return _ended(dataset, images, keras.ops.sin(flat))
 
 
 def nested(dataset):
     images, flat = _pixels(dataset)
     inner = keras.Sequential([keras.Input((16,)), layers.Dense(6, "relu")], name="inner")
     inner.trainable = False
-    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(inner(flat))))
-
-
-def attention(dataset):
-    images, flat = _pixels(dataset)
-    rows = layers.Reshape((4, 4))(flat)
-    attended = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 4)(rows, rows))
-    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(attended)))
+    return _ended(dataset, images, inner(flat))
 
 
 def low_rank(dataset):

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import describe
 from shardline.trainer.loop.build import build
 from shardline.trainer.models import saving
 from shardline.trainer.models.saving import load_model, warm_start
-from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset, write_labelled
+from tests.trainer.test_train import run as train
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +33,7 @@ def other(tmp_path_factory):
 
 
 def run(dataset, out, **changes):
-    settings = TrainSettings(
-        dataset=str(dataset), model_dir=str(out), **{"model": "text", "epochs": 1, **changes}
-    )
-    return train(settings, {}, Preemption(settings.grace_period))
+    return train(dataset, out, **{"model": "text", "epochs": 1, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -207,13 +207,6 @@ def test_an_epoch_is_two_lines():
     assert said[2:] == ["train:   val_loss 0.0652  input wait 25%"]
 
 
-def test_a_metric_that_does_not_exist_is_refused():
-    with pytest.raises(
-        SettingsError, match=r"^early_stopping: no metric 'val_los'; there are val_loss, val_mae$"
-    ):
-        Stopping("val_los", 3).check({"val_loss": (), "val_mae": ()})
-
-
 def test_a_metric_without_a_direction_is_refused():
     class Strange(keras.metrics.Mean):
         _direction = None

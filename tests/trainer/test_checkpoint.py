@@ -59,11 +59,7 @@ def test_checkpoints_are_read_back_and_the_oldest_are_removed(tmp_path):
     same(written.restore(), snapshot(10))
     same(written.read(2), snapshot(2))
     assert sorted(os.listdir(tmp_path)) == sorted(
-        [
-            "run.json",
-            "lock",
-            *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index")),
-        ]
+        ["run.json", "lock", *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index"))]
     )
 
 
@@ -91,34 +87,24 @@ def truncate(prefix):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-def flip_a_byte(prefix):
-    path = prefix.with_name(prefix.name + DATA)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def flipped(content, at):
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def flip_a_byte_of_the_index(prefix):
-    path = prefix.with_name(prefix.name + ".index")
-    data = bytearray(path.read_bytes())
-    data[10] ^= 1
-    path.write_bytes(data)
+DAMAGE = {
+    "cut": (DATA, lambda content: content[:-3]),
+    "a byte flipped": (DATA, lambda content: flipped(content, len(content) // 2)),
+    "a byte of the index flipped": (".index", lambda content: flipped(content, 10)),
+    "an empty index": (".index", lambda content: b""),
+    "no data": (DATA, None),
+}
 
 
-def empty_the_index(prefix):
-    prefix.with_name(prefix.name + ".index").write_bytes(b"")
-
-
-def delete_the_data(prefix):
-    prefix.with_name(prefix.name + DATA).unlink()
-
-
-@pytest.mark.parametrize(
-    "damage", [truncate, flip_a_byte, flip_a_byte_of_the_index, empty_the_index, delete_the_data]
-)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, messages, damage):
+@pytest.mark.parametrize(("suffix", "damage"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, messages, suffix, damage):
     save(tmp_path, 1, 2)
-    damage(tmp_path / "ckpt-2")
+    path = tmp_path / f"ckpt-2{suffix}"
+    path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
     written = checkpoints(tmp_path, keep=1)
 
     same(written.restore(), snapshot(1))

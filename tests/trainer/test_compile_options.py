@@ -33,17 +33,17 @@ def uses_xla(dataset, name="plain", strategy="one_device", jit_compile="auto", *
 def test_xla_compiles_where_it_is_asked_to_and_else_on_a_gpu(dataset, monkeypatch):
     assert not uses_xla(dataset)
     assert uses_xla(dataset, jit_compile="on")
-    assert uses_xla(dataset, "asking_for_xla")
-    assert not uses_xla(dataset, "asking_for_xla", jit_compile="off")
+    assert uses_xla(dataset, "by_xla")
+    assert not uses_xla(dataset, "by_xla", jit_compile="off")
 
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"] if kind == "GPU" else [])
     assert uses_xla(dataset)
     assert not uses_xla(dataset, jit_compile="off")
-    assert not uses_xla(dataset, "refusing_xla")
+    assert not uses_xla(dataset, "by_xla", asked=False)
     assert not uses_xla(dataset, strategy="multi_worker_mirrored")
 
 
-@pytest.mark.parametrize(("name", "option"), [("asking_for_xla", "jit_compile"), ("eager", "run_eagerly")])
+@pytest.mark.parametrize(("name", "option"), [("by_xla", "jit_compile"), ("eager", "run_eagerly")])
 def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
     with pytest.raises(
         ModelError, match=rf"compile\({option}=True\) needs strategy one_device.*has mirrored"
@@ -51,7 +51,7 @@ def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
         uses_xla(dataset, name, strategy="mirrored")
 
 
-@pytest.mark.parametrize(("name", "option"), [("asking_for_xla", "jit_compile"), ("eager", "run_eagerly")])
+@pytest.mark.parametrize(("name", "option"), [("by_xla", "jit_compile"), ("eager", "run_eagerly")])
 def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
     model = build(f"tests.helpers.models:{name}", load(dataset).info(), {})
     run = SimpleNamespace(

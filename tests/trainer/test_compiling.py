@@ -127,6 +127,7 @@ def test_is_refused_before_the_first_step(datasets, tmp_path, name):
     with pytest.raises(ModelError) as error:
         train(settings_of(case, datasets[case.classes], tmp_path), {}, Preemption(1))
     assert case.refused in str(error.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "settings.json").exists()
 
 

@@ -1,6 +1,7 @@
-"""Epochs of a `tf.data.Dataset`: in the same order from any step on, and what has none is named."""
+"""Batch sequence of a program's data: the same for every reader, from any step on; what has none is named."""
 
 import types
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import tensorflow as tf
 
 from shardline.trainer.adapters.adapter import DataAdapter
 from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.checkpoint.state import Position
 
 COUNT, SIZE, STEPS = 23, 4, 6
 
@@ -21,6 +24,10 @@ def stream(data, *, replicas=1, seed=7, steps=None, name="train_data", batch_siz
 def numbers(stream, start=0, count=3 * STEPS):
     """The examples of each batch from a number on."""
     return [batch.ravel().tolist() for batch in stream.batches(start).take(count).as_numpy_iterator()]
+
+
+def range_():
+    return tf.data.Dataset.range(COUNT)
 
 
 def shuffled(count=COUNT):
@@ -49,14 +56,12 @@ def captured():
 
 
 DATASETS = {
-    "plain": lambda: tf.data.Dataset.range(COUNT).batch(SIZE),
+    "plain": lambda: range_().batch(SIZE),
     "shuffled": lambda: shuffled().batch(SIZE),
-    "shuffled batches": lambda: tf.data.Dataset.range(COUNT).batch(SIZE).shuffle(6, seed=3),
-    "shuffled once": lambda: (
-        tf.data.Dataset.range(COUNT).shuffle(10, seed=3, reshuffle_each_iteration=False).batch(SIZE)
-    ),
+    "shuffled batches": lambda: range_().batch(SIZE).shuffle(6, seed=3),
+    "shuffled once": lambda: range_().shuffle(10, seed=3, reshuffle_each_iteration=False).batch(SIZE),
     "twice": lambda: shuffled().shuffle(5, seed=4).batch(SIZE),
-    "cached, shuffled": lambda: tf.data.Dataset.range(COUNT).cache().shuffle(10, seed=5).batch(SIZE),
+    "cached, shuffled": lambda: range_().cache().shuffle(10, seed=5).batch(SIZE),
     "shuffled, cached": lambda: shuffled().cache().batch(SIZE),
     "shuffled, cached, shuffled": lambda: shuffled().cache().shuffle(10, seed=5).batch(SIZE).prefetch(2),
     "repeated": lambda: shuffled(12).repeat(2).batch(SIZE),
@@ -98,10 +103,6 @@ def test_what_has_no_seed_is_named(data, named, capsys):
     assert f"data has no seed {named}: each process shuffles on its own, and" in capsys.readouterr().out
     stream(shuffled().batch(SIZE))
     assert capsys.readouterr().out == ""
-
-
-def split(data):
-    return (part.batch(SIZE) for part in (data.skip(10), data.take(10)))
 
 
 def test_batches_of_an_unknown_number_are_counted_with_a_line_that_says_so():
@@ -186,5 +187,119 @@ def test_many_examples_are_beside_the_graph():
 
 
 def test_a_part_of_the_batches_has_sizes():
-    found = stream(tf.data.Dataset.range(COUNT).batch(SIZE).take(3))
+    found = stream(range_().batch(SIZE).take(3))
     assert (found.steps, list(found.sizes(0))) == (3, [SIZE] * 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes"),
+    [
+        (shuffled().batch(SIZE), [4, 4, 4, 4, 4, 3]),
+        (range_().batch(SIZE, drop_remainder=True).prefetch(1), [4] * 5),
+        (range_().batch(SIZE).map(lambda batch: batch + 1), [4, 4, 4, 4, 4, 3]),
+        (generated().batch(SIZE), [4, 4, 4, 4, 4, 3]),
+        (np.arange(COUNT), [COUNT]),
+    ],
+)
+def test_an_epoch_is_all_of_the_data(data, sizes):
+    found = stream(data, batch_size=None)
+    assert list(found.sizes(0)) == list(found.sizes(2)) == sizes
+    assert [len(batch) for batch in numbers(found, 0, found.steps)] == sizes
+
+
+def test_epochs_of_a_number_of_steps_continue_where_the_last_has_ended():
+    found = stream(range_().batch(5), steps=3)
+    assert [list(found.sizes(epoch)) for epoch in range(3)] == [[5, 5, 5], [5, 3, 5], [5, 5, 5]]
+    assert numbers(found, 3, 3)[0][0] == 15
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_when_it_comes():
+    data = tf.data.Dataset.from_generator(
+        lambda: ([1, 2], [3]), output_signature=tf.TensorSpec([None], tf.int64)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer examples than there are replicas"):
+        local(stream(data, replicas=2), 2, 0, 4, workers=1)
+
+
+def test_arrays_are_shuffled_in_every_epoch():
+    found = stream(np.arange(COUNT), batch_size=5, shuffle=True)
+    first, second = numbers(found, 0, 5), numbers(found, 5, 5)
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(COUNT))
+    assert numbers(found, 7, 3) == second[2:]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (range_(), {}, r"yields single values, int64 \(\); make batches of them, .batch\(64\)"),
+        (shuffled().repeat().batch(SIZE), {}, "train_data has no end; give steps_per_epoch"),
+        (range_().take(0).batch(2), {}, "train_data has no batches"),
+        (range_().filter(lambda value: value < 0).batch(2), {}, "train_data has no batches"),
+        (range_().batch(2), {"replicas": 24}, "23 examples for 24 replicas"),
+        (np.zeros(3), {"batch_size": 0}, "batch_size must be at least 1"),
+        ("data", {}, "no manifest.json in data"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(data, options, words):
+    with pytest.raises(ShardlineError, match=words):
+        stream(data, **options)
+
+
+def test_random_numbers_of_a_function_are_reported(capsys):
+    stream(range_().map(lambda value: value + tf.random.uniform([], 0, 3, tf.int64)).batch(2))
+    assert "warning: train_data draws random numbers (RandomUniformInt)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["FILE", "OFF"])
+def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(tf.data.experimental.AutoShardPolicy, policy)
+    data = shuffled().batch(SIZE).with_options(options)
+    with pytest.raises(SettingsError, match=rf"asks for AutoShardPolicy.{policy}.* leave the policy out"):
+        DataAdapter(0, 2, 2, 0).read(data, "train_data", steps=None)
+    assert stream(data).steps == STEPS
+
+
+def test_a_dataset_directory_is_read_from_any_position_on(dataset):
+    found = stream(str(dataset), batch_size=20)
+    assert (found.steps, list(found.sizes(2))) == (5, [20, 20, 20, 20, 16])
+
+    def labels(start, count):
+        epoch, done = divmod(start, found.steps)
+        batches = found.raw_batches(Position(epoch, 20 * done, start)).map(found.decode)
+        return [y.tolist() for _, y in batches.take(count).as_numpy_iterator()]
+
+    whole = labels(0, 12)
+    assert [len(batch) for batch in whole[:6]] == [20, 20, 20, 20, 16, 20]
+    assert whole[:5] != whole[5:10]
+    for start in (3, 5, 9):
+        assert labels(start, 12 - start) == whole[start:]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 3}, "whose epoch is all of it"),
+        ({"replicas": 3, "batch_size": 32}, "batch_size must be a multiple of 3, the number of replicas"),
+        ({"replicas": 97, "batch_size": 97}, "96 examples are too few for 97 replicas"),
+    ],
+)
+def test_a_dataset_directory_is_refused(dataset, options, words):
+    with pytest.raises(SettingsError, match=words):
+        stream(dataset, **options)
+
+
+def test_with_more_replicas_the_next_step_follows_from_the_examples():
+    """The last batch of 3 is a step for two replicas; for four it joins the one before."""
+    two, four = (stream(np.arange(COUNT), replicas=count, batch_size=5) for count in (2, 4))
+    assert (two.steps, four.steps) == (5, 4)
+    assert two.fixed == four.fixed
+    assert four.next_step(Position(1, 10, 7)) == 2
+    assert four.next_step(Position(1, 20, 9)) == 4  # its last step has begun before
+
+
+def test_given_steps_and_another_last_batch_are_another_run():
+    """The epochs of the data would begin elsewhere."""
+    two, four = (stream(np.arange(COUNT), steps=7, replicas=count, batch_size=5) for count in (2, 4))
+    assert two.fixed != four.fixed

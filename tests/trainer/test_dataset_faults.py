@@ -11,17 +11,15 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import explain
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.train import train
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 from tests.helpers.labels import counted
 from tests.helpers.parameters import with_matrix
+from tests.trainer.test_train import run
 
 IMAGE = encode_png(band_image(0, (12, 12, 3), np.random.default_rng(0)))
 JPEG = tf.io.encode_jpeg(np.zeros((12, 12, 3), np.uint8)).numpy()
@@ -119,27 +117,15 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 def test_training_ends_with_it(tmp_path: Path) -> None:
     write_one_bad(tmp_path / "data", make_example("train/5", IMAGE[:-30], 0))
-    settings = TrainSettings(
-        dataset=str(tmp_path / "data"),
-        model="mnist_cnn",
-        model_dir=str(tmp_path / "model"),
-        epochs=1,
-        per_replica_batch_size=4,
-    )
     with pytest.raises(DatasetError, match=r"record 5, key 'train/5': the example cannot be used"):
-        train(settings, {}, Preemption(settings.grace_period))
+        run(tmp_path / "data", tmp_path / "model", per_replica_batch_size=4)
 
 
 def test_sys_exit_in_a_model_is_no_success(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
-    settings = TrainSettings(
-        dataset=str(tmp_path / "data"),
-        model="tests.helpers.models:leaving_while_it_trains",
-        model_dir=str(tmp_path / "model"),
-        epochs=1,
-    )
+    model = "tests.helpers.models:leaving_while_it_trains"
     with pytest.raises(ModelError, match=r"SystemExit: 0 \(models.py, line \d+\)"):
-        train(settings, {}, Preemption(settings.grace_period))
+        run(tmp_path / "data", tmp_path / "model", model=model)
 
 
 def test_an_error_that_says_nothing_of_the_data_is_not_explained(tmp_path: Path) -> None:

@@ -50,15 +50,9 @@ def written(out):
 
 
 def dense(dataset, optimizer, metrics=("accuracy",)):
-    model = keras.Sequential(
-        [
-            keras.Input(dataset.input_shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(8, "relu"),
-            keras.layers.Dense(dataset.num_classes, "softmax"),
-        ]
-    )
+    first = [keras.Input(dataset.input_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255)]
+    dense = [keras.layers.Dense(8, "relu"), keras.layers.Dense(dataset.num_classes, "softmax")]
+    model = keras.Sequential([*first, keras.layers.Flatten(), *dense])
     model.compile(optimizer, LOSS, metrics=list(metrics))
     return model
 
@@ -79,20 +73,13 @@ class Spoiler(keras.callbacks.Callback):
             self.model.set_weights([0 * one for one in self.model.get_weights()])
 
 
-def spoiler():
-    return Spoiler()
-
-
 @pytest.mark.parametrize(
     ("model", "patience"),
-    [
-        pytest.param("exponential_average", 1, id="stops"),
-        pytest.param("steady", 9, id="does not stop"),
-    ],
+    [pytest.param("exponential_average", 1, id="stops"), pytest.param("steady", 9, id="does not stop")],
 )
 def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, model, patience):
     """Early stopping puts the best weights back at the end, after the averages, stopped or not."""
-    changes = {"early_stopping": "val_loss", "early_stopping_patience": patience, "callbacks": ("spoiler",)}
+    changes = {"early_stopping": "val_loss", "early_stopping_patience": patience, "callbacks": ("Spoiler",)}
     run(dataset, tmp_path, model=model, **changes)
 
     rows = read_history(tmp_path)
@@ -101,14 +88,21 @@ def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, mod
     assert written(tmp_path)[0] == float(rows[1]["val_loss"])
 
 
-def two_averages(dataset):
+def averages(dataset, pattern, **options):
     model = dense(dataset, "sgd")
-    averages = [keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=1.0) for _ in range(2)]
-    multi = keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(averages[0], {".*kernel": averages[1]})
-    )
-    model.compile(multi, LOSS, metrics=["accuracy"])
+    default, other = (keras.optimizers.SGD(0.05, use_ema=True, **options) for _ in range(2))
+    optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {pattern: other}))
+    model.compile(optimizer, LOSS, metrics=["accuracy"])
     return model
+
+
+def two_averages(dataset):
+    return averages(dataset, ".*kernel", ema_momentum=1.0)
+
+
+def no_default(dataset):
+    """Its default optimizer, which keeps averages, has no weights to update."""
+    return averages(dataset, ".*")
 
 
 def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
@@ -120,15 +114,6 @@ def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
     for one, other in zip(first, last, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(written(tmp_path / "all"), evaluated(dataset, tmp_path / "all"), rtol=1e-5)
-
-
-def no_default(dataset):
-    """Its default optimizer, which keeps averages, has no weights to update."""
-    model = dense(dataset, "sgd")
-    default, all_ = (keras.optimizers.SGD(0.05, use_ema=True) for _ in range(2))
-    multi = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {".*": all_}))
-    model.compile(multi, LOSS, metrics=["accuracy"])
-    return model
 
 
 def test_averages_where_there_are_none_of_some_weights(dataset, tmp_path):
@@ -149,17 +134,13 @@ class Crash(keras.callbacks.Callback):
             raise ZeroDivisionError("in the validation")
 
 
-def crash():
-    return Crash()
-
-
 @pytest.mark.parametrize("at", ["epoch_end", "test_begin"])
 def test_a_crash_in_a_callback_or_the_validation_loses_nothing(dataset, tmp_path, monkeypatch, whole, at):
     monkeypatch.setattr(Crash, "at", at)
     with pytest.raises(SettingsError, match="callback Crash failed in on_"):
-        run(dataset, tmp_path, model="steady", callbacks=("crash",))
+        run(dataset, tmp_path, model="steady", callbacks=("Crash",))
     monkeypatch.setattr(Crash, "at", "")
-    run(dataset, tmp_path, model="steady", callbacks=("crash",))
+    run(dataset, tmp_path, model="steady", callbacks=("Crash",))
 
     rows = [[{**row, "seconds": 0} for row in read_history(out)] for out in (tmp_path, whole)]
     assert rows[0] == rows[1]
@@ -170,12 +151,12 @@ def test_a_crash_at_the_end_of_an_epoch_that_was_cut_short(dataset, tmp_path, mo
     """Its end comes when the run is started again, unless the epoch goes on."""
     monkeypatch.setattr(Crash, "at", "epoch_end")
     with pytest.raises(SettingsError, match="callback Crash failed in on_"):
-        run(dataset, tmp_path, model="steady", callbacks=("crash",), max_steps=9)
+        run(dataset, tmp_path, model="steady", callbacks=("Crash",), max_steps=9)
     monkeypatch.setattr(Crash, "at", "")
     assert [row["examples"] for row in read_history(tmp_path)] == ["96"]
-    run(dataset, tmp_path, model="steady", callbacks=("crash",), max_steps=9)
+    run(dataset, tmp_path, model="steady", callbacks=("Crash",), max_steps=9)
     assert [row["examples"] for row in read_history(tmp_path)] == ["96", "48"]
-    run(dataset, tmp_path, model="steady", callbacks=("crash",))
+    run(dataset, tmp_path, model="steady", callbacks=("Crash",))
     assert [row["examples"] for row in read_history(tmp_path)] == ["96", "96", "96"]
 
 
@@ -195,7 +176,7 @@ class Asked(Preemption):
 def test_a_run_that_is_asked_to_stop_during_a_validation_does(dataset, tmp_path, capsys):
     """Looks of a run with steps of the validation one by one: six of the training, one of the validation."""
     with pytest.raises(RestartError, match="a checkpoint was saved at step 6"):
-        run(dataset, tmp_path, Asked(6), model="steady", steps_per_execution=1, callbacks=("by_test_step",))
+        run(dataset, tmp_path, Asked(6), model="steady", steps_per_execution=1, callbacks=("ByTestStep",))
     assert not (tmp_path / "history.csv").exists()
     run(dataset, tmp_path, model="steady")
 
@@ -206,10 +187,6 @@ def test_a_run_that_is_asked_to_stop_during_a_validation_does(dataset, tmp_path,
 class ByTestStep(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
         pass
-
-
-def by_test_step():
-    return ByTestStep()
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -296,12 +273,12 @@ def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
     assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
 
 
-def test_an_early_stopped_run_resumes_with_more_patience(dataset, tmp_path):
-    changes = {"early_stopping": "val_loss", "callbacks": ("spoiler",), "epochs": 6, "model": "steady"}
-    run(dataset, tmp_path, early_stopping_patience=1, **changes)
-    assert len(read_history(tmp_path)) == 3
-    run(dataset, tmp_path, early_stopping_patience=1, **changes)
-    assert len(read_history(tmp_path)) == 3
+def test_an_early_stopped_run_resumes_with_more_patience(dataset, tmp_path, capsys):
+    changes = {"early_stopping": "val_loss", "callbacks": ("Spoiler",), "epochs": 6, "model": "steady"}
+    for _ in range(2):
+        run(dataset, tmp_path, early_stopping_patience=1, **changes)
+        assert len(read_history(tmp_path)) == 3
+    assert "a callback has stopped it" in capsys.readouterr().out
     run(dataset, tmp_path, early_stopping_patience=9, **changes)
 
     assert len(read_history(tmp_path)) == 6
@@ -314,12 +291,8 @@ class Multiplied(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.5
 
 
-def multiplied():
-    return Multiplied()
-
-
 def test_what_a_callback_does_at_the_beginning_of_an_epoch_is_not_done_twice(dataset, tmp_path):
-    changes = {"model": "steady", "callbacks": ("multiplied",)}
+    changes = {"model": "steady", "callbacks": ("Multiplied",)}
     run(dataset, tmp_path / "whole", **changes)
     for steps in (9, 12, 0):
         run(dataset, tmp_path / "parts", max_steps=steps, **changes)

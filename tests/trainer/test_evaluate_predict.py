@@ -11,21 +11,9 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.base.errors import ModelError, SettingsError
-from tests.helpers.fitting import (
-    COUNT,
-    WIDTH,
-    batches,
-    classes,
-    classifier,
-    line,
-    numbers,
-)
+from tests.helpers.fitting import COUNT, WIDTH, batches, classes, classifier, line, numbers
 
 WEIGHTS = np.linspace(0.0, 2.0, COUNT, dtype="float32")
-
-
-def weighted_line() -> keras.Model:
-    return line(weighted_metrics=["mse"])
 
 
 def outputs_by_name() -> keras.Model:
@@ -73,7 +61,7 @@ EVALUATIONS = {
     "steps_of_unknown_length": (line, lambda: batches(numbers()).filter(lambda *_: True), {"steps": 3}),
     "repeated_dataset": (line, lambda: batches(numbers()).repeat(), {"steps": 5}),
     "classes": (classifier, classes, {}),
-    "weights": (weighted_line, lambda: (*numbers(), WEIGHTS), {"batch_size": 7}),
+    "weights": (lambda: line(weighted_metrics=["mse"]), lambda: (*numbers(), WEIGHTS), {"batch_size": 7}),
     "dropout_and_normalization": (dropping, numbers, {}),
     "run_eagerly": (lambda: line(run_eagerly=True), numbers, {}),
     "steps_per_execution": (lambda: line(steps_per_execution=3), numbers, {"batch_size": 7}),
@@ -81,11 +69,7 @@ EVALUATIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(
-    ("make", "data", "options"),
-    EVALUATIONS.values(),
-    ids=EVALUATIONS,
-)
+@pytest.mark.parametrize(("make", "data", "options"), EVALUATIONS.values(), ids=EVALUATIONS)
 def test_an_evaluation_is_that_of_keras(make, data, options):
     found = shardline.evaluate(make, data(), verbose=0, **options)
     expected = evaluated_by_keras(make, data(), **options)
@@ -117,11 +101,7 @@ PREDICTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(
-    ("make", "data", "options"),
-    PREDICTIONS.values(),
-    ids=PREDICTIONS,
-)
+@pytest.mark.parametrize(("make", "data", "options"), PREDICTIONS.values(), ids=PREDICTIONS)
 def test_a_prediction_is_that_of_keras(make, data, options):
     found = shardline.predict(make, data(), verbose=0, **options)
     expected = make().predict(data(), verbose=0, **options)

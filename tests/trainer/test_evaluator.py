@@ -90,9 +90,9 @@ class World:
             shown=evaluation.custom_shapes or metric_shapes(model),
         )
 
-    def run(self, evaluator, **options):
+    def run(self, evaluator, seconds=60.0):
         with progress.sink(lambda event: self.said.append(event.text)):
-            evaluator.run(60.0, **options)
+            evaluator.run(seconds)
 
 
 @pytest.fixture
@@ -199,9 +199,7 @@ def test_an_evaluator_ends_when_its_chief_is_gone(world):
     with world.evaluations.chief_alive(0):
         pass
     world.chief.train(3, 0.1)
-    evaluator = world.evaluator()
-    with progress.sink(lambda event: world.said.append(event.text)):
-        evaluator.run(0.2)
+    world.run(world.evaluator(), 0.2)
     assert world.evaluations.steps() == [3]
     assert world.said[-1] == "no heartbeat of the chief for 0.2 s: the evaluator ends"
 
@@ -211,9 +209,7 @@ def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
     world.evaluations.write(Position(steps=3), {"loss": 1.0})
     world.evaluations.write(Position(steps=9), {"loss": 0.5})
     world.evaluations.finish(9)
-    evaluator = world.evaluator()
-    with progress.sink(lambda event: world.said.append(event.text)):
-        evaluator.run(0.2)
+    world.run(world.evaluator(), 0.2)
     assert "training has ended" not in world.said[-1]
 
     with world.evaluations.chief_alive(3):

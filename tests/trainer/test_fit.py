@@ -27,14 +27,12 @@ from tests.helpers.fitting import (
 )
 from tests.helpers.parameters import with_matrix
 
-Model = Callable[[], keras.Model]
-
 
 @dataclass(frozen=True)
 class Case:
     """A model, data and arguments that both take."""
 
-    make: Model
+    make: Callable[[], keras.Model]
     data: Callable[[], Any]
     options: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-6
@@ -92,10 +90,6 @@ def two_outputs(**options: Any) -> keras.Model:
         metrics={"a": ["mae"], "b": ["mse"]},
         **options,
     )
-
-
-def listed_outputs() -> keras.Model:
-    return functional(lambda x: [dense("a")(x), dense("b")(x)], loss=["mse", "mae"])
 
 
 def two_inputs() -> keras.Model:
@@ -164,11 +158,6 @@ def targets() -> tuple[Any, Any]:
     return x, {"a": y, "b": -y}
 
 
-def listed_targets() -> tuple[Any, Any]:
-    x, targets_ = whole_batches()
-    return x, (targets_["a"], targets_["b"])
-
-
 def in_lists() -> tuple[Any, Any]:
     x, targets_ = whole_batches()
     return [x, -x], [targets_["a"], targets_["b"]]
@@ -206,18 +195,13 @@ def weighted_by_name() -> tuple[Any, ...]:
     return (*whole_batches(), {"a": weights, "b": weights[::-1]})
 
 
-def yes_or_no() -> tuple[Any, Any]:
-    x, y = numbers()
-    return x, (y > 0).astype("float32")
-
-
 def hinged() -> keras.Model:
     return functional(lambda x: dense()(x), loss="hinge")
 
 
 def signs() -> tuple[Any, Any]:
-    x, y = yes_or_no()
-    return x, 2 * y - 1
+    x, y = numbers()
+    return x, np.where(y > 0, 1, -1).astype("float32")
 
 
 def as_dataset(data: Callable[[], Any]) -> Callable[[], tf.data.Dataset]:
@@ -239,9 +223,7 @@ CASES = {
         line, numbers, {"validation_data": VALIDATION, "validation_freq": 2, "epochs": 4}
     ),
     "validation_steps": Case(
-        line,
-        numbers,
-        {"validation_data": VALIDATION, "validation_batch_size": 5, "validation_steps": 2},
+        line, numbers, {"validation_data": VALIDATION, "validation_batch_size": 5, "validation_steps": 2}
     ),
     "validation_steps_repeated": Case(
         line, numbers, {"validation_data": batches(VALIDATION, 5).repeat(), "validation_steps": 3}
@@ -258,7 +240,6 @@ CASES = {
     "steps_per_execution": Case(
         lambda: line(steps_per_execution=3), numbers, {"validation_data": VALIDATION}
     ),
-    "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists_of_inputs_and_outputs": Case(listed_inputs, in_lists, {"validation_split": 1 / 3}),
     "stateful": Case(stateful, without_rest),
     "no_epochs": Case(line, numbers, {"epochs": 0, "validation_data": VALIDATION}),

@@ -45,18 +45,6 @@ def compiled(optimizer: keras.Optimizer) -> keras.Model:
     return model
 
 
-def stopping() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.EarlyStopping(patience=2, min_delta=1.0, restore_best_weights=True)]
-
-
-def plateau() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1.0)]
-
-
-def lowering() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)]
-
-
 def shuffled() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(numbers()).shuffle(50, seed=1).batch(16)
 
@@ -73,10 +61,11 @@ class Terminated(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+k, STOPPING = keras.callbacks, {"patience": 2, "min_delta": 1.0, "restore_best_weights": True}
 RUNS: dict[str, tuple[Any, ...]] = {
-    "schedule": (scheduled, stopping, numbers),
-    "plateau": (averaged, plateau, shuffled),
-    "scheduler": (averaged, lowering, numbers),
+    "schedule": (scheduled, lambda: [k.EarlyStopping(**STOPPING)], numbers),
+    "plateau": (averaged, lambda: [k.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1.0)], shuffled),
+    "scheduler": (averaged, lambda: [k.LearningRateScheduler(lambda n, rate: rate * 0.8)], numbers),
     "none": (lambda: compiled(keras.optimizers.RMSprop()), list, lambda: batches(numbers())),
 }
 
@@ -109,13 +98,7 @@ def check_states(ours: keras.callbacks.History, whole: keras.callbacks.History) 
             np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 
-@pytest.mark.parametrize(
-    ("run", "steps"),
-    [
-        ("schedule", 5),
-        ("plateau", 8),
-    ],
-)
+@pytest.mark.parametrize(("run", "steps"), [("schedule", 5), ("plateau", 8)])
 def test_a_run_cut_by_its_number_of_steps_resumes(run, steps, whole, tmp_path):
     cut = train(run, tmp_path, max_steps=steps)
     assert int(cut.model.optimizer.iterations) == steps
@@ -124,13 +107,7 @@ def test_a_run_cut_by_its_number_of_steps_resumes(run, steps, whole, tmp_path):
     check(ours, whole(run))
 
 
-@pytest.mark.parametrize(
-    ("run", "step"),
-    [
-        ("scheduler", 10),
-        ("none", 1),
-    ],
-)
+@pytest.mark.parametrize(("run", "step"), [("scheduler", 10), ("none", 1)])
 def test_a_run_that_was_asked_to_stop_resumes(run, step, whole, tmp_path):
     with pytest.raises(RestartError, match=f"a checkpoint was saved at step {step}; start the same"):
         train(run, tmp_path, [Terminated(step)])

@@ -10,29 +10,17 @@ from tests.helpers.comparison import CASES
 from tests.helpers.parameters import with_matrix
 
 #: Those that differ most; tests of workers take others.
-EVERYDAY = {
-    "ema_overwrite",
-    "overflow_accumulation",
-    "sparse_accumulation",
-    "uneven_half",
-    "weighted_mean",
-}
+EVERYDAY = {"ema_overwrite", "overflow_accumulation", "sparse_accumulation", "uneven_half", "weighted_mean"}
 
 
 @pytest.fixture(scope="module")
 def single(request, tmp_path_factory):
-    return run("one", tmp_path_factory.mktemp("one"), request)
+    return comparison.run("one", tmp_path_factory.mktemp("one"), request)[0]
 
 
 @pytest.fixture(scope="module")
 def mirrored(request, tmp_path_factory):
-    return run("mirrored", tmp_path_factory.mktemp("mirrored"), request)
-
-
-def run(kind, directory, request):
-    cases = comparison.selected(request)
-    replicas.run(["-m", "tests.helpers.exchange_cases", kind, str(directory), *cases], 1)
-    return comparison.read(directory / "chief-0.json")
+    return comparison.run("mirrored", tmp_path_factory.mktemp("mirrored"), request)[0]
 
 
 @pytest.mark.parametrize("case", with_matrix({case: case for case in CASES}, {*CASES} - EVERYDAY))

@@ -111,7 +111,6 @@ def test_the_head_stays_in_float32_under_mixed_precision(info):
             "unknown_optimizer",
             r"'tests.helpers.models:unknown_optimizer' failed: .*Admm.* \(models.py, line \d+\)",
         ),
-        ("uncompiled", r"not compiled; call model.compile"),
         ("leaving", r"'tests.helpers.models:leaving' failed: SystemExit: 0 \(models.py, line \d+\)"),
     ],
 )

@@ -7,17 +7,13 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base.errors import DivergedError, SettingsError
-from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.models.saving import load_model
-from shardline.trainer.train import train
 from tests.helpers import replicas
+from tests.trainer.test_train import run as train
 
 
 def run(dataset, out, **changes):
-    changes = {"model": "tests.helpers.models:synchronized", "epochs": 1, **changes}
-    settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
-    return train(settings, {}, Preemption(settings.grace_period))
+    return train(dataset, out, **{"model": "tests.helpers.models:synchronized", "epochs": 1, **changes})
 
 
 def rates(out):
@@ -56,7 +52,7 @@ def test_another_learning_rate_takes_effect_and_is_recorded(dataset, tmp_path, c
 
 
 def test_a_learning_rate_that_a_callback_has_lowered_stays(dataset, tmp_path):
-    lowered = {"callbacks": ("tests.helpers.models:halving",), "learning_rate": 0.01}
+    lowered = {"callbacks": ("tests.helpers.models:Halving",), "learning_rate": 0.01}
     run(dataset, tmp_path, **lowered)
     run(dataset, tmp_path, **lowered, epochs=2)
 

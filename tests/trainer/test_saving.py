@@ -39,11 +39,3 @@ def test_the_error_for_a_file_that_may_need_code_names_the_option(downloaded: Pa
         load_model(downloaded)
     with pytest.raises(ModelError, match=r"cannot load [^;]*$"):
         load_model(downloaded, function="downloaded_code:build")
-
-
-def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model file"):
-        load_model(tmp_path / "model.keras")
-    (tmp_path / "model.keras").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="cannot load"):
-        load_model(tmp_path / "model.keras")
