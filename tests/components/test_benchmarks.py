@@ -31,17 +31,8 @@ def test_the_gpu_benchmark_reads_what_the_trainer_writes() -> None:
 
 
 def test_the_listing_benchmark_counts_requests() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.listing",
-        "--names",
-        "2500",
-        "--folders",
-        "3",
-        "--latency",
-        "0",
-    ]
+    options = "--names 2500 --folders 3 --latency 0"
+    command = [sys.executable, "-m", "benchmarks.listing", *options.split()]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ")[:2] for line in done.stdout.splitlines()[-3:]]

@@ -50,6 +50,13 @@ def store_uri(request, tmp_path):
     return "gs://bucket/champions/digits"
 
 
+def evaluated(directory, **changes):
+    """Writes an export with the evaluation that a promotion asks for."""
+    exported = write_export(directory, **changes)
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    return exported
+
+
 def invoke(*arguments):
     return CliRunner().invoke(cli.main, ["champion", *map(str, arguments)])
 
@@ -95,17 +102,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
 
 
 def test_each_source_has_a_champion_of_its_own():
-    sources = [
-        "a/b",
-        "a-b",
-        "a--b",
-        "a:b",
-        "images:/data/a",
-        "images:/data-a",
-        "x" * 100,
-        "x" * 101,
-        "x" * 300,
-    ]
+    sources = ["a/b", "a-b", "a--b", "a:b", "images:/a", "images:-a", "x" * 100, "x" * 101, "x" * 300]
 
     names = [_directory_name(source) for source in sources]
 
@@ -115,48 +112,31 @@ def test_each_source_has_a_champion_of_its_own():
 
 
 def test_show_takes_the_models_facts_from_its_export(champion, versions):
-    export = {
-        "fingerprint": "sha256:abc",
-        "parameters": 1234,
-        "bytes": 2_500_000,
-        "versions": {"keras": "3.15.1"},
-        "git_revision": "abc123",
-    }
-    (champion / versions[2].path / "export.json").write_text(json.dumps(export))
+    export = {"fingerprint": "sha256:abc", "parameters": 1234, "bytes": 2_500_000, "git_revision": "abc123"}
+    made = {"versions": {"keras": "3.15.1"}}
+    (champion / versions[2].path / "export.json").write_text(json.dumps(export | made))
 
-    lines = invoke("show", champion).output.splitlines()
+    shown = invoke("show", champion).output
 
-    assert {
-        "parameters  1,234",
-        "size        2.5 MB",
-        "revision    abc123",
-        "made with   keras 3.15.1",
-    } <= set(lines)
-
-
-def test_rollback_says_which_version_is_the_champion_now(champion, versions):
-    done = invoke("rollback", champion)
-
-    assert (done.exit_code, current(champion)) == (0, versions[1])
-    assert done.output == f"version {versions[1].version} is the champion (accuracy 0.9600)\n"
+    assert "parameters  1,234\n" in shown
+    assert "size        2.5 MB\n" in shown
+    assert "revision    abc123\n" in shown
+    assert "made with   keras 3.15.1\n" in shown
 
 
 @pytest.mark.parametrize("command", ["show", "list", "rollback"])
 @pytest.mark.parametrize(
     ("directory", "code", "message"),
     [
-        ("nothing-here", 2, "nothing has been published in"),
-        ("gs://", 2, "'gs://' names no bucket"),
         ("gs://bucket/nothing-here", 2, "nothing has been published in gs://bucket/nothing-here;"),
         ("gs://no-such-bucket/x", 3, "cannot list gs://no-such-bucket/x/: not found"),
     ],
 )
-def test_a_directory_without_a_champion_is_one_line(command, directory, code, message, storage, tmp_path):
-    done = invoke(command, directory if directory.startswith("gs:") else tmp_path / directory)
+def test_a_bucket_without_a_champion_is_one_line(command, directory, code, message, storage):
+    done = invoke(command, directory)
 
-    assert done.exit_code == code
+    assert (done.exit_code, len(done.output.splitlines())) == (code, 1)
     assert message in done.output
-    assert len(done.output.splitlines()) == 1
 
 
 def answer(*arguments):
@@ -167,9 +147,7 @@ def answer(*arguments):
 
 
 def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_uri, tmp_path):
-    exported = write_export(tmp_path / "model")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    first = publish_next(exported, store_uri, accuracy=0.97, run="monday")
+    first = publish_next(evaluated(tmp_path / "model"), store_uri, accuracy=0.97, run="monday")
     second = publish_next(write_export(tmp_path / "next"), store_uri, accuracy=0.98, run="tuesday")
     answer("rollback", store_uri)
 
@@ -193,8 +171,7 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
 
 def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tmp_path):
     first = publish_next(write_export(tmp_path / "first"), store_uri)
-    exported = write_export(tmp_path / "unregistered", weights=b"unregistered")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    exported = evaluated(tmp_path / "unregistered", weights=b"unregistered")
 
     promoted = answer("promote", store_uri, exported)
 
@@ -210,9 +187,7 @@ def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tm
 
 
 def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, tmp_path):
-    exported = write_export(tmp_path / "model")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    store = open_store("gs://bucket/runs/7")
+    exported, store = evaluated(tmp_path / "model"), open_store("gs://bucket/runs/7")
     store.put(exported, "exported")
     champion.mkdir(parents=True)
 
@@ -223,8 +198,7 @@ def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, 
 
 def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(store_uri, tmp_path):
     first = publish_next(write_export(tmp_path / "first"), store_uri)
-    blocked = write_export(tmp_path / "blocked", blessed=False)
-    (blocked / "evaluation.json").write_text(json.dumps(EVALUATION))
+    blocked = evaluated(tmp_path / "blocked", blessed=False)
 
     for override in ([], ["--override", " "]):
         done = invoke("promote", store_uri, blocked, *override)
@@ -260,8 +234,7 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_p
 
 
 def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
-    exported = write_export(tmp_path / "model")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    exported = evaluated(tmp_path / "model")
 
     done = invoke("promote", champion, exported)
 
@@ -285,17 +258,11 @@ def put(store_uri, tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            ("export.json", "saved_model/saved_model.pb"),
-            "but export.json, saved_model; give the directory of champions, or an empty one",
-        ),
         (("manifest.json",), "but manifest.json; give the directory of champions, or an empty one"),
         (("digits/versions/1/version.json",), "but digits; give"),
-        (("v1/saved_model/saved_model.pb", "v1/evaluation.json"), "but v1; give"),
         (("versions/v1/export.json", "export.json"), "but export.json, versions; give"),
-        # The directory of the history, and one above it.
+        # The directory of the history.
         (("datasets/1.json", "latest.json", "runs/run-1/run.json"), "but datasets, latest.json, runs; give"),
-        (("runs/run-1/run.json",), "but runs; give"),
     ],
 )
 def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names, message, tmp_path):
@@ -325,8 +292,7 @@ def test_a_model_store_may_hold_files_of_the_disk_and_later_others(store_uri, pu
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
-    exported = write_export(tmp_path / os.fsdecode(b"\xff"))
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    exported = evaluated(tmp_path / os.fsdecode(b"\xff"))
     champion.mkdir(parents=True)
 
     promoted = champions.promote(champion, str(exported))

@@ -33,44 +33,14 @@ def assert_refused(result, message):
 
 
 @pytest.mark.parametrize(
-    ("param", "message"),
-    [
-        ("source=digit", "unknown source 'digit'; known: digits, tfds:NAME[:CONFIG], images:DIR"),
-        ("source=images:/nowhere", "/nowhere"),
-        ("model=resnet", "unknown model 'resnet'; built in are mnist_cnn, resnet50"),
-        ("model=tests.helpers.models:plian", "tests.helpers.models has no 'plian', it has plain"),
-        ("epochs=0", "epochs must be at least 1, got 0"),
-        ("epoch=3", "epochs"),  # the nearest declared name
-        ("epochs", "NAME=VALUE"),
-    ],
-)
-def test_a_wrong_parameter_is_refused_before_anything_runs(tmp_path, param, message):
-    runs = tmp_path / "runs"
-
-    assert_refused(invoke("run", PIPELINE, "--runs-dir", runs, "--param", param), message)
-    assert not runs.exists()
-
-
-def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-
-    assert_refused(invoke("run", PIPELINE, "--runs-dir", tmp_path / "file" / "runs"), "run directory")
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--image-size", 3], "image_size must be 4..4096"),
-        (["--encoding", "gif"], "'gif' is not one of 'keep', 'jpeg', 'png', 'raw'"),
         (["--split", "train=0.8"], "shares of split must be above 0 and add up to 1"),
-        (["--split", "train=most"], "--split takes shares such as train=0.8, got train=most"),
         (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
         (["--feature", "image=a,image=b"], "--feature image is set twice: 'a' and 'b'"),
         (["--option", "split_slat=3"], "not 'split_slat'; did you mean split_salt?"),
         (["--option", "max_pixels=many"], "--option max_pixels takes a number, got 'many'"),
-        (["--option", "max_bad_fraction=2"], "max_bad_fraction must be 0..1"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
-        (["--seed", 2**63], "seed must be a whole number of 64 bits"),
     ],
 )
 def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message):
@@ -90,16 +60,8 @@ def test_preprocess_passes_its_options_on(tmp_path):
     shown = json.loads(invoke("dataset", "stats", tmp_path / "out", "--json").stdout)
     assert described.items() <= shown.items()
     assert invoke("dataset", "verify", tmp_path / "out", "--deep").exit_code == 0
-
-
-def test_preprocess_replaces_a_dataset_only_when_told_to(tmp_path):
-    once = ["preprocess", "digits", tmp_path / "out", "--processes", 1]
-    assert invoke(*once, "--shards", 1).exit_code == 0
-    again = [*once, "--seed", 1]
-
-    assert_refused(invoke(*again), "holds a dataset already")
-    assert invoke(*again, "--overwrite").exit_code == 0
-    assert json.loads(invoke("dataset", "stats", tmp_path / "out", "--json").stdout)["settings"]["seed"] == 1
+    assert_refused(invoke("preprocess", "digits", tmp_path / "out"), "holds a dataset already")
+    assert invoke("preprocess", "digits", tmp_path / "out", "--overwrite").exit_code == 0
 
 
 def test_every_setting_of_preprocessing_is_an_option():
@@ -142,32 +104,6 @@ def test_verify_exits_with_1_and_names_the_damage(digits, tmp_path):
     assert {damage["file"] for damage in found["damages"]} == {shard.name}
 
 
-@pytest.mark.parametrize("command", ["stats", "verify"])
-def test_dataset_commands_refuse_what_is_no_dataset(tmp_path, command):
-    assert_refused(invoke("dataset", command, tmp_path), "no manifest.json")
-    assert_refused(invoke("dataset", command, tmp_path / "nowhere"), "no manifest.json")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--replicas", "0"], "0 is not in the range 1<=x<=100"),
-        (["--ps", "1"], "1 parameter servers have no workers to serve"),
-        (["--inject", "kill"], "--inject takes preempt:worker:0@step=30"),
-        (["--inject", "kill:worker@t=1s"], "--inject names worker-0, but the job's replicas are chief-0"),
-        (["--epochs", "0"], "epochs must be at least 1"),
-        (["--hparams", "{"], "not JSON"),
-        (["--learning-rat", "1"], "unrecognized arguments"),
-    ],
-)
-def test_train_refuses_options_before_a_replica_starts(tmp_path, options, message):
-    write_dataset(tmp_path / "data")
-    result = invoke("train", tmp_path / "data", tmp_path / "out", *options)
-
-    assert_refused(result, message)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Directory with data/ and with model/, which was trained on it."""
@@ -190,10 +126,7 @@ def test_train_and_validate_are_faces_of_the_same_functions(trained, tmp_path):
     [
         pytest.param("compile", 8, marks=pytest.mark.matrix),
         pytest.param("train", 60, marks=pytest.mark.matrix),
-        pytest.param("validate", 40, marks=pytest.mark.matrix),
-        ("validate", 700),
-        ("run", 4),
-        ("new", 12),
+        *(("validate", 700), ("run", 4), ("new", 12)),
     ],
 )
 def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, command, kib):

@@ -106,11 +106,7 @@ def test_a_worker_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     ("end", "words"),
     [
         ("raise ValueError('a bug')", "ended with exit code 1"),
-        pytest.param("sys.exit(3)", "ended with exit code 3", marks=pytest.mark.matrix),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        pytest.param(
-            "os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV", marks=pytest.mark.matrix
-        ),
     ],
 )
 def test_a_failure_ends_the_job_and_names_the_replica(tmp_path: Path, end: str, words: str) -> None:
@@ -163,12 +159,6 @@ def test_a_mistake_is_told_although_a_peer_fails_of_it_first(tmp_path: Path, res
         run_job(make_job(program, restart_job_on_worker_restart=restart), tmp_path / "logs")
 
 
-def test_the_timeout_is_enforced(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"timeout of 0\.5 s has passed"):
-        run_job(make_job("time.sleep(600)", timeout=0.5), tmp_path)
-    assert "timeout" in json.loads((tmp_path / "job.json").read_text())["error"]
-
-
 def test_a_command_that_does_not_exist(tmp_path: Path, events: list[Event]) -> None:
     pools = (pool("true"), pool("/no/such"))
     with pytest.raises(PipelineError, match="worker-0 cannot be started: there is no command '/no/such'"):
@@ -203,12 +193,8 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
             time.sleep(0.05)
     """
     seen: list[str] = []
-    run_job(
-        make_job(program, workers=2),
-        tmp_path,
-        show_line=lambda name, line: seen.append(name) if name == "chief-0" else None,
-    )
-    assert len(seen) > 3
+    run_job(make_job(program, workers=2), tmp_path, show_line=lambda name, line: seen.append(name))
+    assert seen.count("chief-0") > 3
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 24 * 1024  # KiB
 
@@ -244,27 +230,16 @@ def test_replicas_share_a_secret_that_no_other_job_and_no_file_has(
 
 
 def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None:
-    program = """
-        with progress.exit_on_error("train"):
-            raise ZeroDivisionError("a bug")
-    """
+    program = "with progress.exit_on_error('train'): raise ZeroDivisionError('a bug')"
     with pytest.raises(ProcessFailedError, match="ZeroDivisionError: a bug") as caught:
         run_job(make_job(program, workers=0, disable_retries=True), tmp_path / "logs")
     (file,) = (tmp_path / "logs").glob("shardline-crash-*")
     assert str(file) in str(caught.value)
 
 
-def test_the_others_are_stopped_when_the_chief_has_succeeded(tmp_path: Path) -> None:
-    program = """
-        if not chief:
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-            time.sleep(600)
-    """
-    run_job(make_job(program, workers=2), tmp_path)
-
-
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardline.pipelines.local.process.processes.GRACE_S", 0.3)
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    with pytest.raises(RunError, match="timeout"):
+    with pytest.raises(RunError, match=r"timeout of 1 s has passed"):
         run_job(make_job(program, timeout=1.0), tmp_path)
+    assert "timeout" in json.loads((tmp_path / "job.json").read_text())["error"]

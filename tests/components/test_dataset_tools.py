@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest
 from tests.helpers.datasets import write_dataset, write_shard
 from tests.helpers.labels import class_label, counted
+from tests.helpers.pages import Page
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
@@ -40,12 +40,8 @@ SHARD, OTHER = "train-00001-of-00004.tfrecord", "train-00002-of-00004.tfrecord"
 def dataset(tmp_path: Path) -> Path:
     """A sound dataset: 60 training examples in 4 shards, 20 test examples in 4."""
     manifest = write_dataset(tmp_path / "data", records={"train": 60, "test": 20}, shards=4)
-    save(tmp_path / "data", dataclasses.replace(manifest, records_in=80))
+    manifests.save(dataclasses.replace(manifest, records_in=80), tmp_path / "data")
     return tmp_path / "data"
-
-
-def save(directory: Path, manifest: Manifest) -> None:
-    manifests.save(manifest, directory)
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -162,10 +158,6 @@ def as_folder(path: Path) -> None:
         ),
         (lambda path: cut(path, 0), ("bytes, the", "CRC-32C", "holds 9 records, the manifest says 15")),
         (
-            lambda path: path.write_bytes(b""),
-            ("has 0 bytes", "CRC-32C", "holds 0 records, the manifest says 15"),
-        ),
-        (
             lambda path: path.write_bytes(path.read_bytes() + bytes(20)),
             ("bytes, the", "CRC-32C", "record 15: its length does not match"),
         ),
@@ -188,25 +180,21 @@ def test_a_shard_that_is_not_as_it_was_written(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(
+        (
             lambda content: content["splits"]["train"]["shards"][1].update(records=16),
             f"{SHARD}: holds 15 records, the manifest says 16",
-            id="records of a shard",
         ),
-        pytest.param(
+        (
             lambda content: content["splits"]["train"]["labels"]["label"].update(counts=[21, 19, 20]),
             "manifest.json: says class 'top' has 21 records in train, the shards hold 20",
-            id="records of a class",
         ),
-        pytest.param(
+        (
             lambda content: content.update(records_in=81),
             "manifest.json: says 81 records went in, 80 were written, 0 rejected",
-            id="records in",
         ),
-        pytest.param(
+        (
             lambda content: content.update(records_in=81, rejected={"empty": 1}),
             "rejected.jsonl: is missing; the manifest says 1 were rejected",
-            id="rejected",
         ),
     ],
 )
@@ -229,7 +217,6 @@ def png(side: int = 12) -> bytes:
         ({"image": png(), "label": 0}, "has no feature 'key'"),
         ({"image": png(), "label": 0, "key": b""}, "has an empty key"),
         ({"image": png(), "label": 3, "key": b"a"}, "label 3 is no class, they are 0..2"),
-        ({"image": png(), "label": -1, "key": b"a"}, "label -1 is no class"),
         ({"image": png(), "label": b"cat", "key": b"a"}, "feature 'label' holds 1 values of bytes, not one"),
         ({"image": png(), "label": 0, "key": b"a", "more": 1}, "has a feature 'more' that the manifest does"),
         ({}, "not a tf.train.Example"),
@@ -276,11 +263,6 @@ def test_an_image_that_cannot_be_decoded_is_found(dataset: Path, image: bytes, m
     assert html.count("<img ") == 18
 
 
-def test_a_directory_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"no manifest\.json"):
-        verify(tmp_path)
-
-
 # stats
 
 
@@ -296,12 +278,6 @@ def test_stats_show_the_manifest_and_a_profile(dataset: Path) -> None:
     assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
     assert re.search(r"^image height +12 ", shown, re.MULTILINE)
     assert r"3: a\x1b[2J, b\n, 猫" in shown
-
-
-def test_stats_of_a_damaged_shard_name_it(dataset: Path) -> None:
-    flip(dataset / SHARD, 40)
-    with pytest.raises(DatasetError, match=rf"cannot read {SHARD}: .*'shardline dataset verify .*'"):
-        stats.stats(dataset, manifests.load(dataset))
 
 
 def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
@@ -341,19 +317,17 @@ def test_what_preprocessing_writes_is_sound(made: Path) -> None:
     assert render_card(made, manifests.load(made)).count("<img ") == 60
 
 
-def test_damage_of_raw_images_is_found(made: Path, tmp_path: Path) -> None:
+def test_damage_of_raw_images_and_of_the_file_of_keys_is_found(made: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(made, tmp_path / "copy")
     manifest = manifests.load(copy)
     name = manifest.shards[0].file
     if manifest.features[0].encoding == "raw":
         records = records_of(copy / name)
+        whole = records[3]
         records[3] = serialize({"image": b"\0" * 71, "label": 1, "key": "k"})
         rewrite(copy, name, records)
         assert f"{name}, record 3: image has 71 bytes, not 8 x 8" in "\n".join(found(copy))
-
-
-def test_damage_of_the_file_of_keys_is_found(made: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(made, tmp_path / "copy")
+        rewrite(copy, name, [*records[:3], whole, *records[4:]])
     flip(copy / "examples.keys", 17)
     assert [line.partition(" CRC-32C ")[0] for line in found(copy)] == ["examples.keys: has the"]
     (copy / "examples.keys").unlink()
@@ -381,28 +355,6 @@ def test_the_docs_explain_every_key_of_the_manifest(made: Path) -> None:
 # The card
 
 
-class Page(HTMLParser):
-    """Gathers the tags of a page, what it loads, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.references: list[str] = []
-        self.pictures: list[dict[str, str | None]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.tags.add(tag)
-        self.references += [values[name] or "" for name in ("src", "href", "srcset") if name in values]
-        if tag in ("img", "svg"):
-            self.pictures.append(values)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_card_needs_nothing_but_itself(dataset: Path) -> None:
     manifest = manifests.load(dataset)
     html = render_card(dataset, manifest)
@@ -412,16 +364,20 @@ def test_the_card_needs_nothing_but_itself(dataset: Path) -> None:
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
     assert re.findall(r"@import|url\(", html) == []
     assert all(picture.get("alt") or picture.get("aria-label") for picture in page.pictures)
-    assert manifest.fingerprint in page.text
+    assert manifest.fingerprint in "".join(page.text)
     assert render_card(dataset, manifest) == html
+
+
+def card_of_rows(directory: Path, rows: list[dict[str, Any]], **settings: Any) -> str:
+    """Preprocesses a table; returns the card of the dataset."""
+    (directory / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    wanted = PreprocessSettings(source=f"table:{directory / 'rows.jsonl'}", **settings)
+    return render_card(directory / "out", preprocess(wanted, directory / "out"))
 
 
 def test_the_card_writes_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
     obeyed = "\x1b[2J\x9b red\n\tend"
-    rows = [{"label": "ab"[n % 2], "text": f"{n} {obeyed}"} for n in range(60)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = PreprocessSettings(source=f"table:{tmp_path / 'rows.jsonl'}")
-    html = render_card(tmp_path / "out", preprocess(settings, tmp_path / "out"))
+    html = card_of_rows(tmp_path, [{"label": "ab"[n % 2], "text": f"{n} {obeyed}"} for n in range(60)])
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
     assert r"\x1b[2J\x9b red" in html
 
@@ -434,7 +390,7 @@ def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> 
         converted={"cmyk": 4},
         duplicates=Duplicates(5, 1, (("train: a<b>.png", "test: c.png"),)),
     )
-    text = Page(render_card(dataset, manifest)).text
+    text = "".join(Page(render_card(dataset, manifest)).text)
     assert re.search(r"the file is empty\s*3", text)
     assert re.search(r"cmyk\s*4", text)
     assert "5 examples have the same content as an earlier one" in text
@@ -442,14 +398,14 @@ def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> 
     assert "train: a<b>.png = test: c.png" in text
 
 
-@pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b', "猫", "a&amp;b"])
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b', "a&amp;b"])
 def test_the_card_shows_names_as_they_are(dataset: Path, name: str) -> None:
     manifest = dataclasses.replace(
         manifests.load(dataset), labels=(class_label((name, "b", "c")),), source=name
     )
     page = Page(render_card(dataset, manifest))
     assert "script" not in page.tags
-    assert name in page.text
+    assert name in "".join(page.text)
     assert any(str(picture.get("alt")).startswith(name) for picture in page.pictures)
 
 
@@ -463,30 +419,28 @@ def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     html = render_card(dataset, dataclasses.replace(manifest, splits=splits, labels=(class_label(names),)))
     page = Page(html)
     assert len(html) < 150_000
-    assert "The 10 largest and 10 smallest of 1,000 classes" in page.text
-    assert "Not met among the 80 examples" in page.text
+    assert "The 10 largest and 10 smallest of 1,000 classes" in "".join(page.text)
+    assert "Not met among the 80 examples" in "".join(page.text)
 
 
-def test_the_card_of_a_damaged_dataset_is_one_line(dataset: Path) -> None:
+@pytest.mark.parametrize("show", [stats.stats, render_card])
+def test_of_a_damaged_dataset_the_shard_is_named(
+    dataset: Path, show: Callable[[Path, Manifest], Any]
+) -> None:
     flip(dataset / SHARD, 0)
     with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*'shardline dataset verify .*'"):
-        render_card(dataset, manifests.load(dataset))
+        show(dataset, manifests.load(dataset))
 
 
 def test_the_card_of_a_wide_table_names_every_column_and_no_directory(tmp_path: Path) -> None:
     numbers, texts = [f"number_{i}" for i in range(30)], [f"text_{i}" for i in range(30)]
     rows = [
-        {
-            "label": "ab"[n % 2],
-            "year": 2000 + n,
-            **dict.fromkeys(numbers, n / 2),
-            **dict.fromkeys(texts, f"t{n}"),
-        }
+        {"label": "ab"[n % 2], "year": 2000 + n}
+        | dict.fromkeys(numbers, n / 2)
+        | dict.fromkeys(texts, f"t{n}")
         for n in range(60)
     ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = PreprocessSettings(source=f"table:{tmp_path / 'rows.jsonl'}", split_by_time="year")
-    html = render_card(tmp_path / "out", preprocess(settings, tmp_path / "out"))
+    html = card_of_rows(tmp_path, rows, split_by_time="year")
 
     assert str(tmp_path) not in html
     assert "table:…/rows.jsonl" in html

@@ -250,11 +250,7 @@ def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "verdict"),
-    [
-        ("drifted == 0", "failed"),
-        ("drift[income] <= 0.1", "failed"),
-        ("drift[label]<=0.1", "passed"),
-    ],
+    [("drifted == 0", "failed"), ("drift[income] <= 0.1", "failed"), ("drift[label]<=0.1", "passed")],
 )
 def test_a_rule_may_block(rule: str, verdict: str, trained_on: Path, tmp_path: Path) -> None:
     gate = Gate(parse_rules([rule]))

@@ -80,13 +80,6 @@ def exported(manifest, tmp_path_factory):
     return model, out
 
 
-@pytest.fixture
-def events():
-    seen = []
-    with progress.sink(seen.append):
-        yield seen
-
-
 #: What is loaded of an export, by its path: no test loads it again.
 LOADED = {}
 

@@ -50,10 +50,7 @@ def champion(dataset, tmp_path_factory):
     """A directory with a published champion that is right on about two thirds."""
     work = tmp_path_factory.mktemp("champion")
     outcome = validate(
-        save(band_model(**PRESENT), work),
-        dataset,
-        work / "out",
-        gate=Gate(parse_rules(["accuracy >= 0.3"])),
+        save(band_model(**PRESENT), work), dataset, work / "out", gate=Gate(parse_rules(["accuracy >= 0.3"]))
     )
     publish_next(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
     return work / "champions"

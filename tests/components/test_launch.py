@@ -19,14 +19,7 @@ from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.job import supervisor
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.process.processes import ProcessFailedError
-from shardline.trainer.base.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_RESTART,
-    PipelineError,
-    RunError,
-    SettingsError,
-)
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError, SettingsError
 from tests.helpers import programs
 from tests.helpers.jobs import eventually, marked
 
@@ -92,19 +85,13 @@ def test_every_replica_runs_the_program_as_python_does(
         (line,) = _shown(shown, name)
         assert line == Path("logs", f"{name}.log").read_text().strip()
         config, argv, main_name, file, word = json.loads(line)
-        assert (argv, main_name, file, word) == (
-            [program, "--epochs", "3"],
-            "__main__",
-            str(here / program),
-            "near",
-        )
+        assert (argv, main_name) == ([program, "--epochs", "3"], "__main__")
+        assert (file, word) == (str(here / program), "near")
         if replicas == 1:
             assert config == {}
         else:
-            assert {kind: len(hosts) for kind, hosts in config["cluster"].items()} == {
-                "chief": 1,
-                "worker": 2,
-            }
+            hosts = {kind: len(hosts) for kind, hosts in config["cluster"].items()}
+            assert hosts == {"chief": 1, "worker": 2}
             assert f"{config['task']['type']}-{config['task']['index']}" == name
 
 
@@ -124,17 +111,6 @@ def test_a_module_is_found_without_importing_its_package(here: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no module 'package\.tool' here"):
         shardline.launch("package.tool", module=True, replicas=2)
     assert not Path("imported").exists()
-
-
-@pytest.mark.parametrize(
-    "line", [["2", "none.py"], ["2", "-m", "nowhere.at.all"], ["2", "--", "-m", "nowhere"]]
-)
-def test_a_program_that_is_not_there_is_one_line(here: Path, line: list[str]) -> None:
-    done = CliRunner().invoke(main, ["launch", "--logs", "logs", *line])
-    assert done.exit_code == EXIT_BAD_INPUT
-    assert len(done.output.splitlines()) == 1
-    assert re.match(r"Error: there is no (program|module) '\S+' here; name one that python runs", done.output)
-    assert not Path("logs").exists()
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(5, EXIT_FAILED), (2, EXIT_BAD_INPUT)])
@@ -201,14 +177,7 @@ def test_parameter_servers_are_stopped_when_the_chief_has_ended(here: Path) -> N
     assert {path.name for path in Path("marks").iterdir()} == {"chief-0", "worker-0", "ps-0"}
 
 
-def test_numbers_out_of_range(here: Path) -> None:
-    program = _write("")
-    with pytest.raises(PipelineError, match="a job needs at least 1 replica, not 0"):
-        shardline.launch(program, replicas=0)
-    with pytest.raises(
-        SettingsError, match="restarts must be 0 or more and timeout above 0, got -1 and None"
-    ):
-        shardline.launch(program, replicas=2, restarts=-1)
+def test_a_launch_that_takes_too_long_ends(here: Path) -> None:
     with pytest.raises(RunError, match=r"its timeout of 0\.2 s has passed"):
         shardline.launch(_write("time.sleep(600)"), replicas=2, timeout=0.2)
 
@@ -283,11 +252,8 @@ def test_a_program_of_shardlines_that_is_told_to_stop_asks_to_be_started_again(
         ("import shardline", None, True),
         ("import shardline", False, False),
         ("def train():\n    from shardline.trainer.base.errors import ShardlineError", None, True),
-        ("# import shardline\nprint('shardline')", None, False),
-        ("from . import shardline", None, False),
-        ("import shardlines", None, False),
+        ("# import shardline\nfrom . import shardline, shardlines", None, False),
         ("def", None, False),
-        ("from helper.training import train", None, True),
         ("import os, helper.training", None, True),
         ("def train():\n    from helper import training", None, True),
         ("from helper import other", None, False),

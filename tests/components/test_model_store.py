@@ -49,6 +49,12 @@ def chain(store_uri: str) -> list[str]:
     return list(champions.require_current(store_uri)[0].champions)
 
 
+def whole(store_uri: str, version: champions.Version, exported: Path) -> bool:
+    """Whether a version in the store has the files of an export."""
+    with open_store(store_uri).fetched(version.path) as copy:
+        return contents(copy) == contents(exported)
+
+
 def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri: str, tmp_path: Path) -> None:
     first = publish_next(write_export(tmp_path / "first"), store_uri)
     late, fast = (judge_again(write_export(tmp_path / name), store_uri) for name in ("late", "fast"))
@@ -62,8 +68,7 @@ def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri:
     promoted = promote(store_uri, kept.version)
     assert promoted == kept == current(store_uri)
     assert chain(store_uri) == [kept.version, second.version, first.version]
-    with open_store(store_uri).fetched(promoted.path) as copy:
-        assert contents(copy) == contents(late)
+    assert whole(store_uri, promoted, late)
 
 
 def test_the_loser_is_refused_before_it_is_served(store_uri: str, tmp_path: Path) -> None:
@@ -144,8 +149,7 @@ def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
 
     assert current(store_uri) == done
     assert len(chain(store_uri)) == 2
-    with open_store(store_uri).fetched(done.path) as copy:
-        assert contents(copy) == contents(exported)
+    assert whole(store_uri, done, exported)
     assert publish(exported, store_uri, **NEXT) == done
 
 
@@ -349,8 +353,7 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
             outcomes.add(found != before)
             done = publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
             assert (current(store_uri), chain(store_uri)[1]) == (done, before.version)
-            with open_store(store_uri).fetched(done.path) as copy:
-                assert contents(copy) == contents(exported)
+            assert whole(store_uri, done, exported)
             if not was_cut:
                 break
     assert step > 8

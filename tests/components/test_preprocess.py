@@ -193,13 +193,7 @@ def test_the_split_follows_from_its_salt_and_not_from_the_seed(tmp_path: Path) -
     assert sum(salted[key] != split for key, split in usual.items()) > 300
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"seed": 3, "split_salt": 2, "key": "content"},
-    ],
-)
+@pytest.mark.parametrize("settings", [{}, {"seed": 3, "split_salt": 2, "key": "content"}])
 def test_each_example_has_a_key_hash_that_its_split_and_position_do_not_change(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -229,28 +223,9 @@ def test_classes_are_mixed_within_every_shard(tmp_path: Path) -> None:
         assert abs(share - 0.5) < 0.5 * 4 / len(members) ** 0.5  # four standard deviations of a fair draw
 
 
-def test_the_writing_side_loads_no_tensorflow(tmp_path: Path) -> None:
-    write_images(tmp_path / "images")
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from shardline.components.preprocess.run import preprocess\n"
-        "from shardline.components.preprocess.settings import PreprocessSettings\n"
-        "preprocess(PreprocessSettings(source='images:images', image_size=6), Path('out'))\n"
-        "print(sorted({'tensorflow', 'keras', 'tensorflow_datasets', 'kfp'} & set(sys.modules)))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+def test_writing_loads_no_tensorflow_and_memory_does_not_grow_with_the_data(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(MANY)
     program = (
         "import sys; from pathlib import Path; import mine\n"
@@ -260,19 +235,13 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
         "preprocess(PreprocessSettings(source='mine:Source'), Path(f'out{mine.COUNT}'))\n"
         # Not getrusage: its peak is that of the process that started this one, if that was larger.
         "peak = Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]\n"
-        "print('tensorflow' in sys.modules, peak)\n"
+        "print(bool({'tensorflow', 'keras', 'tensorflow_datasets', 'kfp'} & set(sys.modules)), peak)\n"
     )
-    peaks = []
+    peaks, environment = [], os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
     for count in (10_000, 80_000):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(count)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        loaded, peak = done.stdout.split()[-2:]
+        command = [sys.executable, "-c", program, str(count)]
+        said = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+        loaded, peak = said.split()[-2:]
         assert loaded == "False"
         peaks.append(int(peak) / 1024)
     # All rows of the larger one would take 30 MB.

@@ -30,11 +30,7 @@ def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
     assert (
         dataset.metadata
-        == {
-            "fingerprint": manifest.fingerprint,
-            "labels": f"class of {len(manifest.class_names)}",
-        }
-        | records
+        == {"fingerprint": manifest.fingerprint, "labels": f"class of {len(manifest.class_names)}"} | records
     )
     assert metrics.metadata == records | {"rejected": 0, "duplicates": 0}
     assert Path(card.path).name == "card.html"

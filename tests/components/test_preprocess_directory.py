@@ -20,17 +20,10 @@ def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("notes.txt", "holds something that is not a complete Shardline dataset"),
-        ("train-00000-of-00001.tfrecord", "holds something that is not a complete Shardline dataset"),
-        ("manifest.json", "holds something that is not a complete Shardline dataset"),
-    ],
-)
-def test_a_directory_with_something_else_is_left_alone(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["notes.txt", "train-00000-of-00001.tfrecord", "manifest.json"])
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match="holds something that is not a complete Shardline dataset"):
         run("digits", tmp_path)
     assert contents(tmp_path) == {name: b"{}"}
 
@@ -42,15 +35,6 @@ def test_files_next_to_a_dataset_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"holds 'notes\.txt' next to a Shardline dataset"):
         run("digits", tmp_path / "out", seed=1, overwrite=True)
     assert contents(tmp_path / "out") == before
-
-
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(SettingsError, match="file is a file; give a directory"):
-        run("digits", tmp_path / "file")
-    with pytest.raises(SettingsError, match="file is a file"):
-        run("digits", tmp_path / "file" / "below")
-    assert contents(tmp_path) == {"file": b"mine"}
 
 
 def test_a_dataset_is_not_replaced_unless_asked(tmp_path: Path) -> None:
@@ -72,23 +56,12 @@ def test_a_failure_while_writing_leaves_the_old_dataset(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
 
 
-def test_nothing_is_left_of_a_source_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot read"):
-        run(f"images:{tmp_path / 'nothing'}", tmp_path / "new")
-    (tmp_path / "images").mkdir()
-    with pytest.raises(SourceError, match="at least 2 classes"):
-        run(f"images:{tmp_path / 'images'}", tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["images"]
-
-
 @pytest.mark.parametrize(
     ("source", "out"),
     [
-        ("images:{}", "photos/out"),
         ("images:{}", "photos"),
         ("images:{}", "photos/cat/deep/out"),
         ("images:{}/../photos", "link/out"),
-        ("tfrecord:{}/*.tfrecord", "photos"),
         ("tfrecord:{}/**/*.tfrecord", "photos/cat/out"),
     ],
 )
@@ -118,19 +91,11 @@ def test_unfinished_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-def test_a_directory_that_cannot_be_made() -> None:
-    with pytest.raises(SettingsError, match=r"cannot write the dataset /proc/dataset: "):
-        run("digits", Path("/proc/dataset"))
-
-
 def test_two_runs_at_once(tmp_path: Path) -> None:
     with work_directory.hold(tmp_path / "out"):
         with pytest.raises(RunError, match=r"another run is writing .*out \(process \d+ on .+\); wait"):
             run("digits", tmp_path / "out")
-        with (
-            pytest.raises(RunError, match="another run"),
-            work_directory.hold(tmp_path / "out", shared=True),
-        ):
+        with pytest.raises(RunError, match="another run"), work_directory.hold(tmp_path / "out", shared=True):
             pass
     with (
         work_directory.hold(tmp_path / "out", shared=True),

@@ -62,11 +62,7 @@ def same(out: Path, near: Path) -> bool:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        pytest.param({"key": "content"}, marks=pytest.mark.matrix),
-        {"on_bad_record": "skip"},
-    ],
+    [{}, pytest.param({"key": "content"}, marks=pytest.mark.matrix), {"on_bad_record": "skip"}],
     ids=repr,
 )
 def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(

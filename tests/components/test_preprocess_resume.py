@@ -169,10 +169,7 @@ def test_kill_at_any_time(tmp_path: Path, processes: int, stratify: bool) -> Non
     moments = random.Random(processes)
     for _ in range(6):
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            cwd=REPOSITORY,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
+            [sys.executable, "-c", program], cwd=REPOSITORY, start_new_session=True, stdout=subprocess.DEVNULL
         )
         try:
             assert process.wait(moments.uniform(0.05, 0.5)) == 0

@@ -12,7 +12,6 @@ from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.run import plan_dataset, preprocess, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 from tests.helpers.preprocessing import contents, run, stored, write_images
@@ -118,35 +117,3 @@ def test_examples_of_one_key_have_shares_under_the_numbers_that_they_get(source_
     manifest = run("mine:Source", source_module.with_name("out"), stratify=True)
     assert counted(manifest) == {"no": (160, 20, 20), "yes": (80, 10, 10)}
     assert not verify(source_module.with_name("out"), processes=1).damages
-
-
-def test_splits_of_the_source_are_not_undone(source_module: Path) -> None:
-    source_module.write_text(COPIES.replace("// 2)", "// 2, split='test' if number else None)"))
-    with pytest.raises(
-        SourceError, match=r"would undo the splits that the source gives its examples \(test\); leave"
-    ):
-        run("mine:Source", source_module.with_name("out"), stratify=True)
-
-
-@pytest.mark.parametrize(
-    ("label", "kinds"),
-    [
-        ("regression:x", "label of kind regression"),
-        ("multilabel:tags", "label of kind multilabel"),
-        ("class:kind;regression:x", "kind of kind class, x of kind regression"),
-    ],
-)
-def test_only_one_class_is_stratified(tmp_path: Path, label: str, kinds: str) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text(
-        "x,kind,tags\n" + "".join(f"{x / 7},{'ab'[x % 2]},{'c|d'[: 1 + x % 3]}\n" for x in range(50))
-    )
-    source = f"table:{path}"
-    with pytest.raises(SourceError, match=f"needs one label that is a class, the source has {kinds}; leave"):
-        run(source, tmp_path / "out", stratify=True, label=label)
-
-
-@pytest.mark.parametrize("other", ["group", "split_by_time"])
-def test_one_rule_decides_the_split(other: str) -> None:
-    with pytest.raises(SettingsError, match=f"stratify and {other} cannot both decide the split; leave one"):
-        PreprocessSettings(source="digits", stratify=True, **{other: "x"})

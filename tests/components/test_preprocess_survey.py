@@ -19,7 +19,6 @@ from tests.helpers.preprocessing import SOURCE, run
         ("yield example(60, key=7)", "key 7 of an example"),
         ("yield example(60, key='')", "key '' of an example"),
         ("yield example(60, label=2)", r"label 2 of '60' is out of range"),
-        ("yield example(60, label=-1)", r"label -1 of '60' is out of range"),
         ("yield example(60, label='yes')", "label 'yes' of '60' is not an integer"),
         ("yield example(60, split='dev')", "split 'dev' of '60'"),
         ("yield example(60, image='a.png')", "image '60' is a str"),
@@ -30,7 +29,6 @@ from tests.helpers.preprocessing import SOURCE, run
         ("yield example(60, features={'age': 1})", r"'60': has the features \['age'\]"),
         ("yield IMAGE, 1", "yields a tuple"),
         ("import sys; sys.exit(0)", r"the source failed: SystemExit: 0 \(mine.py, line 17\)"),
-        ("raise KeyError('row')", r"the source failed: KeyError: 'row' \(mine.py, line 17\)"),
     ],
 )
 def test_examples_that_are_refused(source_module: Path, last: str, message: str) -> None:
@@ -46,11 +44,7 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
         ("Source = 3", "is a int, not a class"),
         ("class Source:\n  pass", "without class_names"),
         ("class Source:\n  class_names = 'ab'", "without __iter__"),
-        ("def Source(): exit(0)", r"cannot be made: SystemExit: 0"),
-        (
-            "class Source:\n    @property\n    def class_names(self): exit(0)",
-            r"cannot be made: SystemExit: 0",
-        ),
+        ("class Source:\n  @property\n  def class_names(self): exit(0)", "cannot be made: SystemExit: 0"),
         ("def Source(path): ...", "cannot be made: TypeError: .*'path'"),
         ("class Source(list):\n  class_names = ['a', 'b']", "is empty"),
         ("class Source(list):\n  class_names = ['a']", "at least 2 .* has only 'a'"),
@@ -60,10 +54,8 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
             r"  features = (Feature('\ud800', 'int64'),)",
             r"feature '\\ud800'",
         ),
-        ("class Source(list):\n  class_names = []", "at least 2 .* has none"),
         ("class Source(list):\n  class_names = ['a', 'a']", "not unique: a, a"),
         ("class Source(list):\n  class_names = [0, 1]", "class name 0"),
-        ("Sauce = 1\ndef source(): ...", "mine has no 'Source'"),
     ],
 )
 def test_sources_that_are_refused(source_module: Path, source: str, message: str) -> None:
@@ -92,17 +84,10 @@ def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> 
         run("mine:Source", source_module.with_name("out"), key="content", split={"train": 1.0})
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
-        "Feature('key', 'string')",
-        "Feature('age', 'uint8')",
-        "Feature('age', 'int64', (2, 2))",
-        "Feature('a\\nb', 'int64')",
-    ],
-)
+@pytest.mark.parametrize("feature", ["'key', 'string'", "'age', 'uint8'", "'age', 'int64', (2, 2)"])
 def test_features_that_are_refused(source_module: Path, feature: str) -> None:
-    declared = f"from shardline.trainer.data.manifest import Feature\n{SOURCE}\n    features = [{feature}]\n"
+    features = f"features = [Feature({feature})]"
+    declared = f"from shardline.trainer.data.manifest import Feature\n{SOURCE}\n    {features}\n"
     source_module.write_text(declared.replace("{last}", ""))
     with pytest.raises(SourceError, match=r"the source declares a feature .*; expected int64"):
         run("mine:Source", source_module.with_name("out"))

@@ -27,11 +27,7 @@ def shown(kind, **changes):
 def test_numbers_are_shown_by_their_errors():
     page = shown("regression")
 
-    for part in (
-        "<h2>Errors</h2>",
-        "Predicted and true",
-        "139.2</b>, predicted <b>88.5",
-    ):
+    for part in ("<h2>Errors</h2>", "Predicted and true", "139.2</b>, predicted <b>88.5"):
         assert part in page
     assert "root mean squared error (RMSE)" in page
     assert 'aria-label="Predicted over true price, 200 examples from' in page

@@ -87,8 +87,6 @@ def test_what_is_no_file_is_left_out_and_a_link_to_a_folder_is_no_loop(tmp_path:
 
 def test_directories_that_are_not_a_folder_per_class(tmp_path: Path) -> None:
     root = tmp_path / "images"
-    with pytest.raises(SourceError, match=r"cannot read the directory '.*images': No such file"):
-        opened(root)
     write(root, "cat/1.jpg", "dog/.hidden")
     with pytest.raises(SourceError, match=r"class folder 'dog' of .* is empty; remove it or fill it"):
         list(opened(root))
@@ -149,13 +147,11 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("file,label\n1.jpg,cat\n", "has the columns file, label; one called path is needed"),
-        ("", "cannot read .*labels.csv': Empty CSV file"),
         ('path,label\n1.jpg,"cat\n', "quotes"),
         (
             "path,label\n" + "".join(f"{i}.jpg,class {i}\n" for i in range(20)),
             "column 'label' has 20 different texts in 20 rows, .* label=class:label",
         ),
-        ("path,label\n1.jpg,cat\n2.jpg\n", "cannot read .*labels.csv'.*Expected 2 columns, got 1"),
     ],
 )
 def test_csv_files_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -166,15 +162,10 @@ def test_csv_files_that_cannot_be_used(tmp_path: Path, text: str, message: str) 
 
 def test_missing_files(tmp_path: Path) -> None:
     write(tmp_path / "images", "1.jpg")
-    with pytest.raises(SourceError, match=r"cannot read '.*absent.csv': No such file"):
-        opened(tmp_path / "images", tmp_path / "absent.csv")
     csv = write_csv(tmp_path / "labels.csv", "path,label\n1.jpg,cat\n")
     with pytest.raises(SourceError, match=r"cannot read the directory '.*absent': it is not there"):
         opened(tmp_path / "absent", csv)
-    with pytest.raises(
-        SourceError, match=r"labels.csv' has no column 'size' for the label, it has path, label"
-    ):
-        opened(tmp_path / "images", csv, "size")
+
     other = write_csv(tmp_path / "other.csv", "path,size\n1.jpg,2\n")
     with pytest.raises(SourceError, match=r"has no column 'label', it has path, size; .* --label size, or"):
         opened(tmp_path / "images", other)

@@ -51,37 +51,25 @@ def test_rows_with_typed_features(tmp_path: Path, suffix: str) -> None:
     examples = read(source)
     assert [example.key for example in examples] == ["row 1", "row 2", "row 3"]
     assert [example.label for example in examples] == [0, 1, 0]
-    assert {example.image for example in examples} == {None}
     for example, row in zip(examples, ROWS, strict=True):
         expected = {name: row[name] for name in ("width", "count", "note", "sold")}
         if suffix == "csv":
             expected["sold"] = str(row["sold"]).lower()
         assert dict(example.features) == expected
         assert [type(value) for value in example.features.values()][:3] == [float, int, str]
-        assert type(example.features["sold"]) in (int, str)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_whole_numbers_as_labels_keep_their_value(tmp_path: Path, suffix: str) -> None:
-    rows = [{"label": label, "x": 1.0} for label in (3, 0, 3)]
-    source = opened(f"table:{write(tmp_path / f'table.{suffix}', rows)}")
+def test_key_and_image_are_columns_and_whole_numbers_as_labels_keep_their_value(
+    tmp_path: Path, suffix: str
+) -> None:
+    rows = [{"label": 3 - 3 * i, "image": "b/../1.jpg", "id": 10 + i, "x": i} for i in range(2)]
+    source = opened(f"table:{write(tmp_path / f'table.{suffix}', rows)}", key="id")
+    examples = read(source)
     assert source.labels[0].outputs == ("0", "1", "2", "3")
-    assert [example.label for example in read(source)] == [3, 0, 3]
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_key_and_image_are_columns(tmp_path: Path, suffix: str) -> None:
-    rows = [{"label": "a", "image": "b/../1.jpg", "id": 10 + i, "x": i} for i in range(2)]
-    path = write(tmp_path / f"table.{suffix}", rows)
-    examples = read(opened(f"table:{path}", key="id"))
-    assert [example.key for example in examples] == ["10", "11"]
+    assert [(example.key, example.label) for example in examples] == [("10", 3), ("11", 0)]
     assert examples[0].image == Span(str(tmp_path / "1.jpg"), 0, WHOLE_FILE)
     assert dict(examples[1].features) == {"x": 1}
-
-
-def test_only_the_features_that_are_asked_for(tmp_path: Path) -> None:
-    source = opened(f"table:{write(tmp_path / 'table.parquet', ROWS)}", label="species", number="count")
-    assert [dict(example.features) for example in read(source)] == [{"number": row["count"]} for row in ROWS]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -123,9 +111,7 @@ def test_a_missing_value_is_named_by_row_and_column(tmp_path: Path, suffix: str)
         {"label": "a", "x": 2.5, "n": None},
     ]
     path = write(tmp_path / f"table.{suffix}", [*rows, {"label": None, "x": 1.0, "n": 1}])
-    assert bad(opened(f"table:{path}")) == [
-        BadExample(f"{path} row 4", "has no value in column 'label'"),
-    ]
+    assert bad(opened(f"table:{path}")) == [BadExample(f"{path} row 4", "has no value in column 'label'")]
     found = [example.features for example in opened(f"table:{path}") if isinstance(example, Example)]
     if suffix == "parquet":
         assert [str(features["x"]) for features in found] == ["1.5", "nan", "2.5"]
@@ -135,8 +121,6 @@ def test_a_missing_value_is_named_by_row_and_column(tmp_path: Path, suffix: str)
     ("row", "reason"),
     [
         ({"x": 1e39}, "has 1e+39 in column 'x', not a number that 32 bits can hold"),
-        ({"x": float("-inf")}, "has -inf in column 'x', not a number that 32 bits can hold"),
-        ({"label": -1}, "has label -1 in column 'label', out of range 0..99,999"),
         ({"label": 10**6}, "has label 1000000 in column 'label', out of range 0..99,999"),
         ({"image": "../1.jpg"}, "has an image outside the table's directory"),
         ({"image": "/1.jpg"}, "has an image outside the table's directory"),
@@ -177,11 +161,8 @@ def test_types_that_no_example_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("table.csv", b"", "cannot read '.*table.csv': Empty CSV file"),
-        ("table.csv", b"label,label\na,b\n", "has a column 'label' 2 times; rename it"),
         ("table.csv", b"label,x\na,1\nb\n", "cannot read '.*': CSV parse error: Row #3: Expected 2 columns"),
         ("table.csv", b"label,x\na,\xff\n", "cannot read '.*': .*invalid UTF8.*; save it as UTF-8"),
-        ("table.jsonl", b"", "table.jsonl' is empty: it has no column"),
         ("table.jsonl", b'{"label": "a"}\n\n{"label"', "row 2 is not JSON: "),
         ("table.jsonl", b'{"label": "a"}\n[1]\n', r"row 2 is \[1\], not a JSON object"),
         (
@@ -189,7 +170,6 @@ def test_types_that_no_example_has(tmp_path: Path) -> None:
             b'{"label": "a"}\n{"label": 1}\n',
             "row 2: 1 in column 'label' is int64, in the rows before it is string",
         ),
-        ("table.parquet", b"PAR1 or not", "cannot read '.*table.parquet': "),
         ("table.xlsx", b"", "table '.*table.xlsx' is none of .csv, .tsv, .jsonl, .ndjson, .parquet"),
     ],
 )
@@ -230,15 +210,14 @@ def with_quotes(*rows: int, header: str = "id,text,label") -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param(with_quotes(50, header="id,label,text"), "ends within the quotes that open in line 52;"),
-        pytest.param(with_quotes(50), "from line 2 on: quotes contain more than a row .*Row #52: Expected 3"),
-        pytest.param(with_quotes(50, 120), "line 52: the quotes that open there contain the next 70 lines"),
-        pytest.param(with_quotes(50, 52), "line 52: the quotes that open there contain the next 2 lines"),
-        pytest.param(with_quotes(50, 120, header="text,label"), "line 52: .* contain the next 70 lines"),
-        pytest.param('label,x\n"a,1\nb,2\n', "quotes contain more than a row .*Row #2"),
-        pytest.param('"label,x\na,1\n', "cannot infer number of columns"),
-        pytest.param('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes contain more than a row"),
+        (with_quotes(50, header="id,label,text"), "ends within the quotes that open in line 52;"),
+        (with_quotes(50), "from line 2 on: quotes contain more than a row .*Row #52: Expected 3"),
+        (with_quotes(50, 52), "line 52: the quotes that open there contain the next 2 lines"),
+        (with_quotes(50, 120, header="text,label"), "line 52: .* contain the next 70 lines"),
+        ('"label,x\na,1\n', "cannot infer number of columns"),
+        ('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes contain more than a row"),
     ],
+    ids=str,
 )
 def test_quotes_never_swallow_rows(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
@@ -261,9 +240,8 @@ def test_lines_and_delimiters_in_quotes_are_text(tmp_path: Path) -> None:
 def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys: Any) -> None:
     ids = [17_031_000_000 + number for number in range(199)]
     rows = [{"id": one, "few": one % 7, "label": "ab"[one % 2]} for one in ids]
-    source = opened(
-        f"table:{write(tmp_path / f'table.{suffix}', [*rows, {'id': None, 'few': None, 'label': 'a'}])}"
-    )
+    rows.append({"id": None, "few": None, "label": "a"})
+    source = opened(f"table:{write(tmp_path / f'table.{suffix}', rows)}")
     assert kinds(source) == {"id": "string", "few": "float32"}
     assert [one.features["id"] for one in read(source)] == [*map(str, ids), ""]
     said = capsys.readouterr().out
@@ -275,9 +253,7 @@ def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys:
 def test_numbers_that_become_equal_are_reported(tmp_path: Path, suffix: str, capsys: Any) -> None:
     rows = [{"label": 20_000_000 + n % 50, "x": n / 4 + 2**24, "y": n / 4} for n in range(1000)]
     path = write(tmp_path / f"table.{suffix}", rows)
-    assert (
-        len(read(open_source(PreprocessSettings(source=f"table:{path}", label="regression:label")))) == 1000
-    )
+    assert len(read(opened(f"table:{path}", {"label": "regression:label"}))) == 1000
     said = capsys.readouterr().out
     assert "different values become equal: 'label', 'x'; " in said
 
@@ -289,9 +265,8 @@ def test_values_that_a_number_would_rewrite_are_text(tmp_path: Path, capsys: Any
     rows = [[*codes.values(), *numbers.values(), "01"], *([*"1" * (len(names) - 1), c] for c in "12")]
     text = "\n".join(map(",".join, [names, *rows]))
     source = table(tmp_path, text)
-    assert kinds(source) == dict.fromkeys(codes, "string") | dict.fromkeys(
-        "abcde", "float32"
-    ) | dict.fromkeys("fg", "int64")
+    floats, ints = dict.fromkeys("abcde", "float32"), dict.fromkeys("fg", "int64")
+    assert kinds(source) == dict.fromkeys(codes, "string") | floats | ints
     first = read(source)[0].features
     assert {name: first[name] for name in codes} == codes
     assert source.labels[0].outputs == ("01", "1", "2")
@@ -317,29 +292,17 @@ def test_the_type_of_a_column_can_be_set(tmp_path: Path, suffix: str) -> None:
     for source in (f"table:{path}", f"table:{tmp_path}/*.{suffix}"):
         found = open_source(PreprocessSettings(source=source, columns=said))
         assert kinds(found) == {"zip": "string", "size": "float32"}
-        assert [dict(one.features) for one in read(found)] == [
-            {"zip": "12345", "size": 3},
-            {"zip": "", "size": 4},
-        ]
+        rows = [{"zip": "12345", "size": 3}, {"zip": "", "size": 4}]
+        assert [dict(one.features) for one in read(found)] == rows
 
 
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({"x": "number"}, "--column x=number .* that is string; correct its values"),
-        ({"y": "integer"}, "--column y=integer .* that is float32; correct"),
-        ({"z": "text"}, "--column z=text .* that is not there; correct"),
-    ],
-)
-def test_a_type_that_the_values_have_not_is_refused(
-    tmp_path: Path, said: dict[str, str], message: str
-) -> None:
-    with pytest.raises(SourceError, match=message):
-        table(tmp_path, "x,y,label\n1,1.5,a\nfoo,2,b\n", columns=said)
-    with pytest.raises(
-        SettingsError, match="columns has the unknown type 'float' for 'x'; there are text, integer, number"
-    ):
-        table(tmp_path, "", columns={"x": "float"})
+def test_a_type_that_the_values_have_not_is_refused(tmp_path: Path) -> None:
+    for said, message in {
+        "y=integer": "--column y=integer .* that is float32; correct its values",
+        "z=text": "--column z=text .* that is not there; correct",
+    }.items():
+        with pytest.raises(SourceError, match=message):
+            table(tmp_path, "x,y,label\n1,1.5,a\nfoo,2,b\n", columns=dict([said.split("=")]))
     with pytest.raises(SettingsError, match="columns is for tfrecord:GLOB, table:PATH"):
         open_source(PreprocessSettings(source="digits", columns={"x": "text"}))
 

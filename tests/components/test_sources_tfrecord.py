@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
-import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import keras
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from shardline.components.preprocess.plan import records as rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Span
-from shardline.components.preprocess.tfrecord.framing import mask, read_records
 from shardline.components.validate.export.signatures import (
     DEFAULT,
     EXAMPLE,
@@ -108,8 +103,7 @@ def test_keys_follow_from_the_content_alone(tmp_path: Path) -> None:
     assert before.items() <= after.items()
 
 
-@pytest.mark.parametrize("in_memory", [2, 1000])
-@pytest.mark.parametrize("key", ["path", "content"])
+@pytest.mark.parametrize(("key", "in_memory"), [("path", 1000), ("content", 2)])
 def test_equal_records_have_different_keys(
     tmp_path: Path, key: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,15 +124,8 @@ def test_features_have_other_names_and_there_are_more(tmp_path: Path) -> None:
         for i in range(3)
     ]
     write(tmp_path / "x", [row | {"text": "tä".encode(), "shape": [1, 2, 3]} for row in rows])
-    source = opened(
-        tmp_path / "x",
-        image="image/encoded",
-        label="image/class/label",
-        key="id",
-        weight="w",
-        number="n",
-        text="text",
-    )
+    ours = {"image": "image/encoded", "label": "image/class/label", "key": "id", "weight": "w"}
+    source = opened(tmp_path / "x", **ours, number="n", text="text")
     examples = read(source)
     assert [(example.key, example.label) for example in examples] == [("ä0", 0), ("ä1", 1), ("ä2", 2)]
     assert examples[2].features == {"weight": 1.0, "number": -2, "text": "tä"}
@@ -160,12 +147,8 @@ def test_labels_that_are_names(tmp_path: Path) -> None:
     ("record", "reason"),
     [
         ({"image": b"x", "label": 100_000}, "label 100000 is out of range 0..99,999"),
-        ({"image": b"x", "label": -1}, "label -1 is out of range 0..99,999"),
         ({"image": b"x", "label": b"cat"}, "feature 'label' is bytes, not int64"),
-        ({"image": b"x", "label": [1, 2]}, "feature 'label' has 2 values, one is needed"),
         ({"image": b"x", "lable": 1}, "has no feature 'label'"),
-        ({"image": 3, "label": 1}, "feature 'image' is int64, not bytes"),
-        ({"label": 1}, "has no feature 'image'"),
         ({"image": [b"x", b"y"], "label": 1}, "feature 'image' has 2 values, one is needed"),
     ],
 )
@@ -179,39 +162,6 @@ def test_a_bad_record_is_named_and_the_next_one_read(
     assert source.class_names == opened(path).class_names == ("0", "1", "2")
 
 
-def test_a_damaged_record_is_named_and_the_next_one_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", records(3))
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"image 1", b"image 7"))
-    assert bad(opened(path)) == [BadExample(f"{path} record 1", "the data do not match their checksum")]
-    assert len(list(opened(path))) == 3
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize(
-    ("claimed", "message"),
-    [
-        (1 << 31, "record 1: it claims 2,147,483,648 bytes, more than 512 MiB"),
-        (1 << 62, "record 1: it claims 4,611,686,018,427,387,904 bytes, more than 512 MiB"),
-        (400 << 20, "record 1: the file ends in the middle of it"),
-    ],
-)
-def test_what_a_length_claims_is_not_taken_from_the_memory(
-    tmp_path: Path, compressed: bool, claimed: int, message: str
-) -> None:
-    path = tmp_path / "x"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(b"sound")
-    length = struct.pack("<Q", claimed)
-    content = path.read_bytes() + length + mask(google_crc32c.value(length)) + bytes(5000)
-    path.write_bytes(gzip.compress(content) if compressed else content)
-    tracemalloc.start()
-    with pytest.raises(SourceError, match=message):
-        list(read_records(path, compression="gzip" if compressed else ""))
-    assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    tracemalloc.stop()
-
-
 def test_a_file_that_is_cut_off_ends_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "x", records(3))
     path.write_bytes(path.read_bytes()[:-1])
@@ -222,10 +172,7 @@ def test_a_file_that_is_cut_off_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (
-            {"image": "photo"},
-            "the first record: has no feature 'photo'; it has .*picture",
-        ),
+        ({"image": "photo"}, "the first record: has no feature 'photo'; it has .*picture"),
         ({"image": "label"}, "feature 'label' is int64, not bytes"),
         ({"image": "picture", "label": "weight"}, "label 0.5 is neither a class index nor a class name"),
         ({"image": "picture", "size": "sizes"}, "feature 'sizes' has 2 values, one is needed"),
@@ -321,26 +268,22 @@ def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "splits"),
+    ("splits", "image"),
     [
-        (("train", "eval"), {"train": "train", "eval": "test"}),
-        (("train", "eval", "test"), {"train": "train", "eval": "validation", "test": "test"}),
-        (("train", "val"), {"train": "train", "val": "validation"}),
-        (("eval",), {"eval": None}),
+        ({"train": "train", "eval": "test"}, True),
+        ({"train": "train", "eval": "validation", "test": "test"}, False),
+        ({"train": "train", "val": "validation"}, True),
+        ({"eval": None}, False),
     ],
 )
-@pytest.mark.parametrize("image", [True, False])
-def test_folders_of_tfx_are_splits(
-    tmp_path: Path, folders: Sequence[str], splits: Mapping[str, str | None], image: bool
-) -> None:
-    for folder in folders:
+def test_folders_of_tfx_are_splits(tmp_path: Path, splits: Mapping[str, str | None], image: bool) -> None:
+    for folder in splits:
         (tmp_path / f"Split-{folder}").mkdir()
-        rows = records(4, origin=folder.encode())
-        kept = rows if image else [row | {"image": None} for row in rows]
-        write(tmp_path / f"Split-{folder}" / "data-0.gz", kept, "GZIP")
+        rows = records(4, origin=folder.encode(), **({} if image else {"image": None}))
+        write(tmp_path / f"Split-{folder}" / "data-0.gz", rows, "GZIP")
     examples = read(opened(tmp_path / "Split-*" / "*", origin="origin"))
     assert {example.features["origin"]: example.split for example in examples} == splits
-    assert len(examples) == 4 * len(folders)
+    assert len(examples) == 4 * len(splits)
 
 
 def test_a_folder_of_no_known_split_is_refused(tmp_path: Path) -> None:
@@ -371,11 +314,9 @@ def test_images_with_a_label_of_another_kind_are_rows(tmp_path: Path) -> None:
 def test_features_that_are_no_columns_are_named(
     tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
-    path = write(
-        tmp_path / "x", [row | {"label": label} for row, label in zip(rows, (b"a", b"b"), strict=True)]
-    )
+    labelled = [row | {"label": label} for row, label in zip(rows, (b"a", b"b"), strict=True)]
     with pytest.raises(SourceError, match=message):
-        opened(path)
+        opened(write(tmp_path / "x", labelled))
 
 
 def test_lists_of_names_are_labels(tmp_path: Path) -> None:
@@ -397,12 +338,11 @@ def test_a_bad_record_among_rows_is_named(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("key", [b"a\nb", b"a\0b", b"\xff"])
-@pytest.mark.parametrize("image", [True, False])
-def test_a_key_that_is_no_printable_text_is_a_bad_record(tmp_path: Path, key: bytes, image: bool) -> None:
-    rows = [row | {"id": b"%d" % i} for i, row in enumerate(records())]
+@pytest.mark.parametrize(("key", "more"), [(b"a\nb", {}), (b"\xff", {"image": None})])
+def test_a_key_that_is_no_printable_text_is_a_bad_record(tmp_path: Path, key: bytes, more: Any) -> None:
+    rows = [row | {"id": b"%d" % i} for i, row in enumerate(records(**more))]
     rows[2]["id"] = key
-    path = write(tmp_path / "x", rows if image else [row | {"image": None} for row in rows])
+    path = write(tmp_path / "x", rows)
     assert [one.name for one in bad(opened(path, key="id"))] == [f"{path} record 2"]
 
 
@@ -425,9 +365,8 @@ def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tfrecord", [*rows, {"tract": [], "few": [], "label": 1}])
 
     found = read(opened(path))
-    said = read(
-        open_source(PreprocessSettings(source=f"tfrecord:{path}", columns={"few": "text", "tract": "number"}))
-    )
+    types = {"few": "text", "tract": "number"}
+    said = read(open_source(PreprocessSettings(source=f"tfrecord:{path}", columns=types)))
 
     assert [one.features["tract"] for one in found] == [*map(str, tracts), ""]
     assert [one.features["few"] for one in found[:-1]] == [7.0] * 5

@@ -12,7 +12,7 @@ import pytest
 
 from shardline.components.tune.best_trial import best_of, read_job, select_best_trial, table, trials_of
 from shardline.pipelines.local.job.tuning import Search
-from shardline.trainer.base.errors import PlatformError, RunError
+from shardline.trainer.base.errors import RunError
 from tests.helpers import programs
 from tests.helpers.jobs import PRELUDE
 
@@ -178,18 +178,10 @@ def test_a_grid_ends_when_it_is_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scale", "below"), [("UNIT_LOG_SCALE", True), ("UNIT_REVERSE_LOG_SCALE", False)])
 def test_a_logarithmic_search_is_dense_at_its_end(scale: str, below: bool) -> None:
-    spec = {
-        "metrics": [{"metric_id": "score"}],
-        "parameters": [
-            {
-                "parameter_id": "x",
-                "scale_type": scale,
-                "double_value_spec": {"min_value": 0.001, "max_value": 1.0},
-            }
-        ],
-        "algorithm": "RANDOM_SEARCH",
-    }
-    search = Search(spec, seed=0)
+    bounds = {"double_value_spec": {"min_value": 0.001, "max_value": 1.0}}
+    parameters = [{"parameter_id": "x", "scale_type": scale, **bounds}]
+    metrics = [{"metric_id": "score"}]
+    search = Search({"metrics": metrics, "parameters": parameters, "algorithm": "RANDOM_SEARCH"}, seed=0)
     values = []
     for _ in range(60):
         chosen = search.ask()
@@ -201,36 +193,20 @@ def test_a_logarithmic_search_is_dense_at_its_end(scale: str, below: bool) -> No
     assert (sum(value < 0.5 for value in values) > 45) is below
 
 
-def test_a_task_without_a_job_is_named() -> None:
-    with pytest.raises(PlatformError, match="names no job"):
-        read_job('{"resources": []}')
-
-
 def test_a_metric_of_0_is_a_default_and_a_time_may_be_missing() -> None:
-    job = {
-        "studySpec": {
-            "metrics": [{"metricId": "loss", "goal": "MINIMIZE"}],
-            "parameters": [{"parameterId": "n", "integerValueSpec": {"minValue": "1", "maxValue": "9"}}],
-        },
-        "trials": [
-            {
-                "id": "10",
-                "state": "SUCCEEDED",
-                "parameters": [{"parameterId": "n", "value": 4.0}],
-                "finalMeasurement": {"stepCount": "20", "metrics": [{"metricId": "loss"}]},
-            },
-            {
-                "id": "9",
-                "state": "SUCCEEDED",
-                "parameters": [{"parameterId": "n", "value": 3.0}],
-                "finalMeasurement": {"stepCount": "20", "metrics": [{"metricId": "loss", "value": 0.5}]},
-                "startTime": "2026-01-01T00:00:00Z",
-                "endTime": "2026-01-01T00:01:30.500Z",
-            },
-        ],
-    }
+    def trial(number: str, n: float, *, ended: str = "", **loss: float) -> dict[str, Any]:
+        measured = {"stepCount": "20", "metrics": [{"metricId": "loss", **loss}]}
+        times = {"startTime": "2026-01-01T00:00:00Z", "endTime": ended} if ended else {}
+        parameters = [{"parameterId": "n", "value": n}]
+        found = {"id": number, "state": "SUCCEEDED", "parameters": parameters, "finalMeasurement": measured}
+        return found | times
+
+    metric = {"metricId": "loss", "goal": "MINIMIZE"}
+    parameters = [{"parameterId": "n", "integerValueSpec": {"minValue": "1", "maxValue": "9"}}]
+    found = [trial("10", 4.0), trial("9", 3.0, value=0.5, ended="2026-01-01T00:01:30.500Z")]
+    job = {"studySpec": {"metrics": [metric], "parameters": parameters}, "trials": found}
     trials = trials_of(job)
-    best = best_of(trials, job["studySpec"]["metrics"][0])  # type: ignore[index]
+    best = best_of(trials, metric)
 
     assert [(trial.id, trial.value, trial.parameters) for trial in trials] == [
         ("9", 0.5, {"n": 3}),
