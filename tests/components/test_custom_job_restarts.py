@@ -31,11 +31,8 @@ def _restarts(logs: Path) -> dict[str, int]:
 
 def _restart_lines(events: list[Event]) -> list[str]:
     """What was said of restarts, without the seconds."""
-    return [
-        re.sub(r" after \d+ s", "", event.text)
-        for event in events
-        if " restart" in event.text and "(" in event.text
-    ]
+    found = [event.text for event in events if " restart" in event.text and "(" in event.text]
+    return [re.sub(r" after \d+ s", "", text) for text in found]
 
 
 def test_a_replica_restarts_in_its_place_and_then_the_whole_job(tmp_path: Path, events: list[Event]) -> None:
@@ -103,9 +100,8 @@ def test_a_replica_that_asks_for_it_restarts_without_a_failure(tmp_path: Path, e
             sys.exit(EXIT_RESTART)
     """
     run_job(make_job(program, restart_job_on_worker_restart=True), tmp_path)
-    assert _restart_lines(events)[2] == (
-        "worker-0 asked for a restart; all replicas restart (preemption 3 of 6)"
-    )
+    asked = "worker-0 asked for a restart; all replicas restart (preemption 3 of 6)"
+    assert _restart_lines(events)[2] == asked
     assert len(list(tmp_path.glob("saved-*"))) == 3
     assert _restarts(tmp_path) == {"chief-0": 3, "worker-0": 3}
 
@@ -154,11 +150,8 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _drill(logs: Path, program: str, *injections: str, workers: int = 1, **settings: Any) -> None:
-    run_job(
-        make_job(program, workers=workers, **settings),
-        logs,
-        injections=[parse_injection(text) for text in injections],
-    )
+    wanted = [parse_injection(text) for text in injections]
+    run_job(make_job(program, workers=workers, **settings), logs, injections=wanted)
 
 
 @pytest.mark.parametrize("whole_job", [False, True])

@@ -136,9 +136,8 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert sorted(made.numbers) == ["city length", "income", "year"]
 
 
-@pytest.mark.parametrize("encoding", ["png", "raw"])
-def test_the_profile_of_images(tmp_path: Path, encoding: str) -> None:
-    manifest = write_dataset(tmp_path, shape=(12, 16, 3), encoding=encoding, records={"train": 30})
+def test_the_profile_of_images(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, shape=(12, 16, 3), encoding="raw", records={"train": 30})
     made = make_profile(tmp_path, manifest)
 
     assert made.numbers["image height"].values == (12.0,) * 30
@@ -159,10 +158,10 @@ def test_a_record_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) ->
     manifest = write_table(tmp_path, records={"train": 30})
     other = dataclasses.replace(manifest, features=(*manifest.features, Feature("extra", "float32")))
 
-    with pytest.raises(
-        DatasetError, match="does not have one float32 as 'extra'; 'shardline dataset verify DIRECTORY'"
-    ):
+    with pytest.raises(DatasetError, match="does not have one float32 as 'extra'; 'shardline dataset verify"):
         make_profile(tmp_path, other)
+    with pytest.raises(DatasetError, match="has no train split; its splits: test"):
+        make_profile(tmp_path, dataclasses.replace(manifest, splits={"test": manifest.splits["train"]}))
 
 
 # Compared with the champion
@@ -210,17 +209,15 @@ def test_a_run_is_compared_with_the_profile_of_the_champion(trained_on: Path, tm
     assert warning.startswith("Moved since the champion was trained: income: always 1 -> median 5e+06 (")
 
 
+UNSOUND = {"numbers": {"x": {"examples": 3, "values": [], "missing": 0, "zeros": 0, "spread": None}}}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "the champion old has no profile.json"),
         ("{", "profile.json is not JSON"),
-        (
-            '{"fingerprint": "", "split": "", "numbers": {"x": {"examples": 3, "values": [], '
-            '"missing": 0, "zeros": 0, "spread": null}},'
-            '"categories": {}}',
-            "0 values of 3 examples",
-        ),
+        (json.dumps({"fingerprint": "", "split": "", "categories": {}} | UNSOUND), "0 values of 3 examples"),
     ],
 )
 def test_a_champion_without_a_sound_profile(content, words: str, trained_on: Path, tmp_path: Path) -> None:
@@ -248,10 +245,7 @@ def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
     assert "Not compared with the champion's training data: there is no champion to compare with." in first
 
 
-@pytest.mark.parametrize(
-    ("rule", "verdict"),
-    [("drifted == 0", "failed"), ("drift[income] <= 0.1", "failed"), ("drift[label]<=0.1", "passed")],
-)
+@pytest.mark.parametrize(("rule", "verdict"), [("drifted == 0", "failed"), ("drift[label]<=0.1", "passed")])
 def test_a_rule_may_block(rule: str, verdict: str, trained_on: Path, tmp_path: Path) -> None:
     gate = Gate(parse_rules([rule]))
     gate.check(manifests.load(trained_on), "champions")
@@ -292,10 +286,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         random = np.random.default_rng(len(name))
         rows = [f"{factor * random.uniform(1, 2):.4f},{'ab'[row % 2]}" for row in range(1_000)]
         (out / f"{name}.csv").write_text("\n".join(["income,label", *rows]))
-        read(
-            out / name,
-            PreprocessSettings(source=f"table:{out / name}.csv", split={"train": 0.7, "test": 0.3}),
-        )
+        split = {"train": 0.7, "test": 0.3}
+        read(out / name, PreprocessSettings(source=f"table:{out / name}.csv", split=split))
     return str(out / "before"), str(out / "after")
 
 
@@ -318,10 +310,3 @@ def test_no_drift(tables: tuple[str, str], second: bool) -> None:
     found = json.loads(done.stdout)
     assert found["drifted"] == 0
     assert {item["feature"]: item["moved"] for item in found["features"]} == {"label": False, "income": False}
-
-
-def test_a_split_that_is_not_there(tmp_path: Path) -> None:
-    manifest = write_table(tmp_path, records={"test": 30})
-
-    with pytest.raises(DatasetError, match="has no train split; its splits: test"):
-        make_profile(tmp_path, manifest)

@@ -33,7 +33,6 @@ def make_model(heads, *, listed=False):
 
 TWO_HEADS = {"kind": (3, "softmax"), "price": (1, None)}
 CASES = {
-    "number": ("regression", make_model({"label": (1, None)})),
     "numbers": ("numbers", make_model({"label": (2, None)})),
     "multilabel": ("multilabel", make_model({"label": (4, "sigmoid")})),
     "two": ("two", make_model(TWO_HEADS)),
@@ -42,16 +41,7 @@ CASES = {
 RECORDS = {"train": 30, "validation": 10, "test": 40}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "number",
-        pytest.param("numbers", marks=pytest.mark.matrix),
-        "multilabel",
-        "two",
-        pytest.param("listed", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.fixture(scope="module", params=["numbers", "multilabel", "two", "listed"])
 def case(request, tmp_path_factory):
     labels, model = CASES[request.param]
     directory = tmp_path_factory.mktemp("kinds")
@@ -64,13 +54,8 @@ def case(request, tmp_path_factory):
 def test_signatures_give_what_the_model_says_of_each_label(case):
     model, manifest, samples, out = case
     outputs = model(parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)[0])
-    expected = (
-        [*outputs.values()]
-        if isinstance(outputs, dict)
-        else outputs
-        if isinstance(outputs, list)
-        else [outputs]
-    )
+    expected = [*outputs.values()] if isinstance(outputs, dict) else outputs
+    expected = expected if isinstance(expected, list) else [expected]
 
     served = ServedModel(out / model_store.SAVED_MODEL, manifest)
     found = served.predict_examples(tf.constant(samples))
@@ -113,11 +98,8 @@ def test_of_several_labels_each_output_begins_with_the_name_of_its_label():
 
 
 def test_a_number_differs_by_standard_deviations_of_training(tmp_path):
-    export = Export(
-        labels=LABELLED["regression"],
-        deviations={"label": (50.0,)},
-        golden={"predictions": [{"value": 100.0}]},
-    )
+    answers = {"predictions": [{"value": 100.0}]}
+    export = Export(labels=LABELLED["regression"], deviations={"label": (50.0,)}, golden=answers)
 
     agreement = golden.compare(export, [{"value": 105.0}])
 
@@ -129,7 +111,7 @@ def test_a_number_differs_by_standard_deviations_of_training(tmp_path):
 
 def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):
     manifest = write_labelled(tmp_path / "dataset", "two", images=True)
-    _, one_output = CASES["number"]
+    one_output = make_model({"label": (1, None)})
 
     with pytest.raises(ModelError, match=r"the model has 1 output; .* a dict of kind, price"):
         export_model(one_output, manifest, tmp_path / "out")

@@ -162,13 +162,8 @@ def test_errors_of_all_batches_rank_on_one_scale():
     label = Label("label", REGRESSION, ("price",))
 
     def worst(true, predicted):
-        batch = Batch(
-            None,
-            {"label": np.array(true, np.float32)},
-            ("a", "b"),
-            None,
-            {"city": np.array(["Ulm", "é" * 500])},
-        )
+        values = {"city": np.array(["Ulm", "é" * 500])}
+        batch = Batch(None, {"label": np.array(true, np.float32)}, ("a", "b"), None, values)
         answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {})
         return list(find_mistakes(label, batch, answer, [Spread(0.0, 2000.0, 900.0, 10.0)]))
 
@@ -254,7 +249,6 @@ def champion_evaluations(dataset, champion, measured, tmp_path_factory):
             "recall[class=bottom] 0.0000 is below",
         ),
         ("blind to one class", ["worst_slice(recall) >= 0.5"], False, "class=bottom"),
-        ("better", ["size_mb <= 1"], True, "size_mb"),
         ("better", ["size_mb <= 0.001"], False, "size_mb"),
         ("better", ["latency_p50_ms <= 0"], False, "latency_p50_ms"),
     ],
@@ -373,23 +367,21 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
     assert past.lead.difference == 0
     assert f"{names[2]} is left out: cannot load the exported model" in past.note
     told = [event.text for event in events if event.text.startswith("measuring")]
-    assert told == [
-        f"measuring the champion {names[3]} on the same examples",
-        f"measuring the former champion {names[2]} on the same examples",
-        f"measuring the former champion {names[1]} on the same examples",
-    ]
+    former = [f"measuring the former champion {name} on the same examples" for name in names[2:0:-1]]
+    assert told == [f"measuring the champion {names[3]} on the same examples", *former]
     assert found.evaluation.to_json()["past"]["accuracy"]["version"] == names[1]
 
 
-def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
-    copy = tmp_path / "data"
-    copy.mkdir()
-    for path in dataset.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    manifest = manifests.load(copy)
-    train = dataclasses.replace(manifest.splits["train"], labels=counted((6, 6, 0)))
+def trained_on(dataset, copy, counts):
+    """Copies a dataset; of its training split the copy says that it has so many examples of each class."""
+    manifest = manifests.load(shutil.copytree(dataset, copy))
+    train = dataclasses.replace(manifest.splits["train"], labels=counted(counts))
     manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), copy)
+    return copy
 
+
+def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
+    copy = trained_on(dataset, tmp_path / "data", (6, 6, 0))
     (tmp_path / "champions").mkdir()
     blessing = validate(
         save(band_model(), tmp_path),
@@ -405,21 +397,13 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
 
 
 def test_a_constant_model_is_blocked_where_the_test_split_has_one_class(dataset, tmp_path):
-    manifest = manifests.load(shutil.copytree(dataset, tmp_path / "data"))
-    train = dataclasses.replace(manifest.splits["train"], labels=counted((12, 0, 0)))
-    manifests.save(
-        dataclasses.replace(manifest, splits={**manifest.splits, "train": train}), tmp_path / "data"
-    )
+    copy = trained_on(dataset, tmp_path / "data", (12, 0, 0))
     model = save(band_model(bias=(99.0, 0.0, 0.0)), tmp_path)
-    rules = ["baseline: off", "classes: off"]
-    blessing = validate(
-        model, tmp_path / "data", tmp_path / "out", gate=Gate(allow_unmeasured=True).with_rules(rules)
-    ).blessing
+    gate = Gate(allow_unmeasured=True).with_rules(["baseline: off", "classes: off"])
+    blessing = validate(model, copy, tmp_path / "out", gate=gate).blessing
 
     assert not blessing.blessed
-    assert blessing.headline.startswith(
-        "Cannot be judged: the test split has no class but 'top' that training has"
-    )
+    assert "Cannot be judged: the test split has no class but 'top' that training has" in blessing.headline
 
 
 # The command

@@ -32,11 +32,7 @@ def answers(row=0, **changes):
     ("found", "difference", "words"),
     [
         (answers(), 0.0, ""),
-        (
-            answers(probabilities=[0.6, 0.25, 0.15]),
-            0.1,
-            "example 0: probability of 'a' is 0.6 instead of 0.7",
-        ),
+        (answers(probabilities=[0.6, 0.25, 0.15]), 0.1, "example 0: probability of 'a' is 0.6 instead of"),
         # Two classes are as probable as each other: rounding decides.
         (answers(1, probabilities=[0.399, 0.401, 0.2], label=1, label_name="b"), 0.001, "example 1: prob"),
         (answers(label_name="b"), 1.0, "example 0: label, label_name [0, 'b'] instead of [0, 'a']"),
@@ -50,11 +46,7 @@ def answers(row=0, **changes):
         (answers(probabilities=[1.0]), 1.0, "other rows or outputs than the golden ones ("),
         (answers(probabilities=[math.nan, 0.2, 0.1]), 1.0, "example 0: probability of 'a' is nan"),
         (answers(2, probabilities=[math.nan] * 3), 0.0, ""),  # not finite on both sides
-        (
-            answers(2, probabilities=[0.1, 0.2, 0.7]),
-            1.0,
-            "example 2: probability of 'a' is 0.1 instead of nan",
-        ),
+        (answers(2, probabilities=[0.1, 0.2, 0.7]), 1.0, "example 2: probability of 'a' is 0.1 instead of"),
     ],
 )
 def test_answers_are_compared_with_the_golden_ones(found, difference, words):
@@ -77,10 +69,6 @@ def asked(process, out):
     return golden.ask_golden(process, out)()
 
 
-def copied(exported, tmp_path):
-    return shutil.copytree(exported, tmp_path / "copy")
-
-
 def test_an_export_gives_its_golden_answers_without_shardline(exported, clean_process):
     assert asked(clean_process, exported).difference < 1e-6
 
@@ -92,7 +80,7 @@ def test_an_answer_that_was_not_waited_for_is_dropped(exported, tmp_path, clean_
 
 
 def test_an_operation_that_only_a_plug_in_has_is_one_line_with_its_name(exported, tmp_path, clean_process):
-    out = copied(exported, tmp_path)
+    out = shutil.copytree(exported, tmp_path / "copy")
     graph = out / model_store.SAVED_MODEL / "saved_model.pb"
     graph.write_bytes(graph.read_bytes().replace(b"\x07Softmax", b"\x07Softmex"))
     found = asked(clean_process, out)
@@ -146,7 +134,7 @@ def test_an_export_that_answers_too_late_is_one_line(exported, monkeypatch):
 
 def test_a_tensorflow_that_is_on_the_path_alone_is_found(monkeypatch, tmp_path):
     (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow" / "__init__.py").write_text("")
+    (tmp_path / "tensorflow" / "__init__.py").touch()
     monkeypatch.delitem(golden.sys.modules, "tensorflow")
     monkeypatch.syspath_prepend(tmp_path)
 

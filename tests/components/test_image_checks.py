@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.trainer.base.errors import BadRecordError, SettingsError
+from shardline.trainer.base.errors import BadRecordError
 from tests.helpers import damage
 from tests.helpers.preprocessing import read_all, run
 
@@ -30,17 +31,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("check", ["structure", "decode"])
+@pytest.mark.parametrize(("check", "processes"), [("structure", 2), ("decode", 1)])
 def test_what_is_left_can_be_trained_on(tmp_path: Path, images: Path, check: str, processes: int) -> None:
-    manifest = run(
-        f"images:{images}",
-        tmp_path / "out",
-        on_bad_record="skip",
-        max_bad_fraction=1.0,
-        check_images=check,
-        processes=processes,
-    )
+    skip = {"on_bad_record": "skip", "max_bad_fraction": 1.0, "check_images": check}
+    manifest = run(f"images:{images}", tmp_path / "out", processes=processes, **skip)
     keys = {example["key"].decode() for example in read_all(tmp_path / "out")}
     assert sum("sound" in key for key in keys) == 80
     assert not any(key.endswith("png") and "damaged" in key for key in keys)
@@ -61,9 +55,7 @@ def test_the_header_alone_lets_damage_pass_which_verify_finds(tmp_path: Path, im
     found = verify(tmp_path / "out", processes=1).damages
     assert manifest.records > 120
     assert len(found) > 20
-    assert all(
-        "cannot be decoded as" in str(damage) or "more damaged records" in str(damage) for damage in found
-    )
+    assert all(re.search("cannot be decoded as|more damaged records", str(damage)) for damage in found)
 
 
 def test_a_run_that_checks_more_does_not_take_over_what_another_wrote(tmp_path: Path, images: Path) -> None:
@@ -75,10 +67,3 @@ def test_a_run_that_checks_more_does_not_take_over_what_another_wrote(tmp_path: 
     run(f"images:{source}", tmp_path / "out", check_images="structure")
     with pytest.raises(BadRecordError, match=r"'ant/grey\.jpg': damaged image"):
         run(f"images:{source}", tmp_path / "out", check_images="decode", overwrite=True)
-
-
-def test_an_unknown_check_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingsError, match="unknown check_images 'all'; there are header, structure, decode"
-    ):
-        run("digits", tmp_path, check_images="all")

@@ -113,16 +113,16 @@ def test_root_without_the_right_to_administer_keeps_other_users_files(tmp_path: 
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     os.chown(data, 1000, 1000)
-    command = _JOB.format(program=f"os.listdir({str(data)!r})", logs=str(tmp_path / "logs"), network="auto")
-    done = subprocess.run(
-        [*WITHOUT_ADMINISTRATION, command], check=True, timeout=30, capture_output=True, text=True
-    )
+
+    def job(network: str) -> subprocess.CompletedProcess[str]:
+        program, logs = f"os.listdir({str(data)!r})", str(tmp_path / "logs")
+        command = [*WITHOUT_ADMINISTRATION, _JOB.format(program=program, logs=logs, network=network)]
+        return subprocess.run(command, timeout=30, capture_output=True, text=True)
+
+    done = job("auto")
+    assert done.returncode == 0
     assert "Operation not permitted (root without CAP_SYS_ADMIN)" in done.stdout
-    command = command.replace("'auto'", "'isolated'")
-    refused = subprocess.run(
-        [*WITHOUT_ADMINISTRATION, command], timeout=30, capture_output=True, text=True, check=False
-    )
-    assert "cannot have a network of its own: no new network namespace" in refused.stderr
+    assert "cannot have a network of its own: no new network namespace" in job("isolated").stderr
 
 
 @pytest.fixture
@@ -151,19 +151,12 @@ def test_where_the_kernel_allows_no_namespace_a_warning_names_the_ports(
 @pytest.mark.parametrize(
     ("line", "hinted"),
     [
-        ("ConnectionRefusedError: [Errno 111] Connection refused", True),
         ("curl: (7) Failed to connect to localhost port 5000: Connection refused", True),
         ("failed to connect to all addresses; ipv4:127.0.0.1:2223: Connection refused", False),
-        ("the disk is full", False),
     ],
 )
 def test_a_service_of_this_machine_that_is_not_reached_is_hinted_at(line: str, hinted: bool) -> None:
     assert network.reports_no_network(line) == hinted
-
-
-def test_a_choice_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="network is one of auto, isolated, host, not 'none'"):
-        run_job(make_job("pass"), tmp_path, network="none")
 
 
 _DOWNLOAD = """
@@ -180,11 +173,7 @@ _DOWNLOAD = """
 @pytest.mark.parametrize(
     ("end", "exit_code", "words"),
     [
-        (
-            'raise ModelError(f"model mine:build failed: {error}")',
-            EXIT_BAD_INPUT,
-            "^model mine:build failed: .*",
-        ),
+        ('raise ModelError(f"model mine failed: {error}")', EXIT_BAD_INPUT, "^model mine failed: .*"),
         ("sys.exit(f'{error}')", EXIT_FAILED, "-0 ended with exit code 1 .*"),
     ],
 )

@@ -34,13 +34,9 @@ HIDDEN = (".git/x", "cat/.hidden.jpg", "dog/.cache/1.jpg")
 
 
 class Bucket(NamedTuple):
-    """A bucket, and a directory with the same files.
+    """A bucket and a directory with the same files, the requests that were counted, and what becomes of more.
 
-    Attributes:
-        root: The directory.
-        objects: What is in the bucket, by name.
-        requests: Numbers of the requests that were counted.
-        fates: What becomes of the coming requests, the last first; the first stays.
+    Of the fates the last comes first, and the first stays.
     """
 
     root: Path
@@ -112,7 +108,7 @@ def test_what_the_fingerprint_sees_of_a_bucket(bucket: Bucket, tmp_path: Path) -
     bucket.write(*NAMES)
     source = "images:/gcs/bucket"
     first = known(source)
-    labels = tmp_path.parent / f"{tmp_path.name}.csv"
+    labels = tmp_path / "labels.csv"
     labels.write_text("path,label\n")
 
     assert known("images:gs://bucket") == first
@@ -122,7 +118,6 @@ def test_what_the_fingerprint_sees_of_a_bucket(bucket: Bucket, tmp_path: Path) -
             objects.Object, "__new__", lambda cls, name, size, _: tuple.__new__(cls, (name, size, 2))
         )
         assert known(source).digest != first.digest
-    labels.unlink()
 
 
 @pytest.mark.parametrize(
@@ -150,12 +145,10 @@ def test_images_of_a_bucket_are_not_asked_for_one_by_one(bucket: Bucket) -> None
     assert isinstance(source, ClassFolders)
     assert source.class_names == ("cat", "cat-big", "cat.old", "dog")
     assert [example.key for example in examples] == list(NAMES)
-    assert [source.class_names[example.label] for example in examples] == [
-        name.partition("/")[0] for name in NAMES
-    ]
-    assert {example.image for example in examples} == {
-        (f"gs://bucket/{name}", 1, ~len(name.encode())) for name in NAMES
-    }
+    classes = [source.class_names[example.label] for example in examples]
+    assert classes == [name.partition("/")[0] for name in NAMES]
+    spans = {(f"gs://bucket/{name}", 1, ~len(name.encode())) for name in NAMES}
+    assert {example.image for example in examples} == spans
     assert len(bucket.requests) == 2  # the top, and all
 
 

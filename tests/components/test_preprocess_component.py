@@ -28,10 +28,8 @@ def _artifacts(directory: Path) -> tuple[dsl.Dataset, dsl.Metrics, dsl.HTML]:
 def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
     manifest = manifests.load(Path(dataset.path))
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
-    assert (
-        dataset.metadata
-        == {"fingerprint": manifest.fingerprint, "labels": f"class of {len(manifest.class_names)}"} | records
-    )
+    known = {"fingerprint": manifest.fingerprint, "labels": f"class of {len(manifest.class_names)}"}
+    assert dataset.metadata == known | records
     assert metrics.metadata == records | {"rejected": 0, "duplicates": 0}
     assert Path(card.path).name == "card.html"
     assert manifest.fingerprint in Path(card.path).read_text()
@@ -65,19 +63,14 @@ def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("function", "changes", "message"),
     [
-        ({"source": "digit"}, "unknown source 'digit'"),
-        ({"shard": 3}, "unknown key data.shard; did you mean data.shards?"),
+        (component.preprocess, {"source": "digit"}, "unknown source 'digit'"),
+        (component.plan_shards, {"shard": 3}, "unknown key data.shard; did you mean data.shards?"),
     ],
 )
-@pytest.mark.parametrize("function", [component.preprocess, component.plan_shards])
 def test_the_component_ends_with_one_line(
-    tmp_path: Path,
-    events: list[progress.Event],
-    function: Callable[..., Any],
-    changes: dict[str, Any],
-    message: str,
+    tmp_path: Path, events: list[progress.Event], function: Any, changes: dict[str, Any], message: str
 ) -> None:
     dataset, metrics, card = _artifacts(tmp_path)
     arguments = (dataset, metrics, card) if function is component.preprocess else (dataset, 2)

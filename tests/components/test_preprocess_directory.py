@@ -97,11 +97,8 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
             run("digits", tmp_path / "out")
         with pytest.raises(RunError, match="another run"), work_directory.hold(tmp_path / "out", shared=True):
             pass
-    with (
-        work_directory.hold(tmp_path / "out", shared=True),
-        work_directory.hold(tmp_path / "out", shared=True),
-        pytest.raises(RunError, match="another run"),
-    ):
+    shared = (work_directory.hold(tmp_path / "out", shared=True) for _ in range(2))
+    with next(shared), next(shared), pytest.raises(RunError, match="another run"):
         run("digits", tmp_path / "out")
     run("digits", tmp_path / "out")
     (tmp_path / "new" / ".shardline").mkdir(parents=True)

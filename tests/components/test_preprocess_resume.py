@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -72,20 +73,19 @@ def test_a_source_that_changed_between_two_runs(tmp_path: Path, change: str) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("content", r"'cat/001\.png' changed while it was read; run again"),
-        ("growth", r"'cat/001\.png' changed while it was read"),
-        ("removal", r"'cat/001\.png': there is no such file"),
+        (lambda path: path.write_bytes(path.read_bytes()), r"'cat/001\.png' changed while it was read; run"),
+        (
+            lambda path: path.write_bytes(path.read_bytes() + b"more"),
+            r"'cat/001\.png' changed while it was read",
+        ),
+        (Path.unlink, r"'cat/001\.png': there is no such file"),
     ],
 )
-def test_a_source_that_changes_while_it_is_read(tmp_path: Path, change: str, message: str) -> None:
+def test_a_source_that_changes_while_it_is_read(tmp_path: Path, change: Any, message: str) -> None:
     images = write_images(tmp_path / "images")
     plan_dataset(PreprocessSettings(source=f"images:{images}"), tmp_path / "out")
     time.sleep(0.02)
-    path = images / "cat" / "001.png"
-    if change == "removal":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes() + (b"more" if change == "growth" else b""))
+    change(images / "cat" / "001.png")
     with pytest.raises(SourceError, match=message):
         write_shards(tmp_path / "out", 0, 1)
 
@@ -142,10 +142,8 @@ def _largest_file(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[progress.Event]) -> None:
     images = write_images(tmp_path / "images", each=60, size=64)
-    with (
-        _largest_file(100_000),
-        pytest.raises(RunError, match=r"cannot write .*: File too large; make room and run again"),
-    ):
+    message = r"cannot write .*: File too large; make room and run again"
+    with _largest_file(100_000), pytest.raises(RunError, match=message):
         run(f"images:{images}", tmp_path / "out", processes=processes)
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / ".shardline"]
     assert not list((tmp_path / "out" / ".shardline").glob("*.tmp"))
@@ -166,11 +164,9 @@ def test_kill_at_any_time(tmp_path: Path, processes: int, stratify: bool) -> Non
         f"source='images:{images}', processes={processes}, stratify={stratify})\n"
         f"preprocess(settings, Path({str(tmp_path / 'out')!r}))\n"
     )
-    moments = random.Random(processes)
+    command, moments = [sys.executable, "-c", program], random.Random(processes)
     for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], cwd=REPOSITORY, start_new_session=True, stdout=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stdout=subprocess.DEVNULL)
         try:
             assert process.wait(moments.uniform(0.05, 0.5)) == 0
             break

@@ -65,11 +65,8 @@ def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_only_its_direct
     base = run(dataset, tmp_path)
 
     assert base == f"{tmp_path}/outputs/jobs/retrain-1"
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
-        "outputs",
-        "outputs/jobs",
-        "outputs/jobs/retrain-1",
-    ]
+    left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")]
+    assert left == ["outputs", "outputs/jobs", "outputs/jobs/retrain-1"]
     assert sorted(dataset.iterdir()) == before
     assert [line.split(":")[0] for line in reports] == ["rehearse", "rehearse"]
     assert "trains, saves, loads, exports, can be judged" in reports[-1]
@@ -80,12 +77,7 @@ def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_only_its_direct
     [
         ({"model": "tests.helpers.unexportable:lambda_layer"}, {}, ModelError, "Lambda"),
         ({"train_options": {"early_stopping": "val_f1"}}, {}, SettingsError, "val_f1"),
-        (
-            {"train_options": {"jit_compile": "on"}},
-            {},
-            SettingsError,
-            "jit_compile needs strategy one_device",
-        ),
+        ({"train_options": {"jit_compile": "on"}}, {}, SettingsError, "jit_compile needs strategy one_dev"),
         ({"per_replica_batch_size": 64}, {}, SettingsError, "each of 2 workers has 48"),
         ({"train_options": {"augment": "tests.helpers.models:nothing"}}, {}, SettingsError, "nothing"),
         ({}, {"rules": ("recall[class=bottle] >= 0.9",)}, SettingsError, "class 'bottle'"),
@@ -190,16 +182,9 @@ def test_a_task_that_takes_too_long_ends_itself():
         "import time\nfrom shardline.trainer.base.progress import exit_on_error\n"
         "with exit_on_error('validate'):\n    time.sleep(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"SHARDLINE_TIMEOUT": "0.2", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    environment = {"SHARDLINE_TIMEOUT": "0.2", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
-    assert (done.returncode, done.stderr) == (
-        1,
-        "validate: error: not done after 0 s; give it more time, or a larger machine\n",
-    )
+    said = "validate: error: not done after 0 s; give it more time, or a larger machine\n"
+    assert (done.returncode, done.stderr) == (1, said)

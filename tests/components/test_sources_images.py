@@ -118,9 +118,8 @@ def test_labels_of_a_csv_file(tmp_path: Path) -> None:
     assert {key: payload(example.image) for key, example in found.items()} == {
         name: os.fsencode(name) for name in names
     }
-    assert [label.class_names[found[name].label] for name in names] == [
-        str(number % 3 + 9) for number in range(len(names))
-    ]
+    classes = [label.class_names[found[name].label] for name in names]
+    assert classes == [str(number % 3 + 9) for number in range(len(names))]
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
@@ -193,11 +192,8 @@ def test_a_table_gives_images_labels_of_every_kind(tmp_path: Path) -> None:
     )
     found = list(source)
     good = {example.key: example for example in found if isinstance(example, Example)}
-    assert {key: payload(example.image) for key, example in good.items()} == {
-        "a/1.jpg": b"a/1.jpg",
-        "a/2.jpg": b"a/2.jpg",
-        "3.jpg": b"3.jpg",
-    }
+    assert all(payload(example.image) == key.encode() for key, example in good.items())
+    assert [*good] == ["a/1.jpg", "a/2.jpg", "3.jpg"]
     assert good["a/1.jpg"].label == {"kind": 0, "size": 1.5, "wet": [0, 1], "tags": ["in", "out"]}
     assert good["a/2.jpg"].label == {"kind": 1, "size": 2.0, "wet": [1, 0], "tags": []}
     assert not good["a/1.jpg"].features

@@ -62,15 +62,9 @@ def learn_by_heart(dataset: Path, out: Path) -> Path:
     trained = read(dataset, "train")
     pixels = np.stack([tf.io.decode_image(one["image"]).numpy().ravel() for one in trained]) / 255
     labels = np.array([one["label"] for one in trained])
-    model = keras.Sequential(
-        [
-            keras.Input((4, 4, 1), dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(len(pixels), "softmax"),
-            keras.layers.Dense(2, use_bias=False),
-        ]
-    )
+    layers = [keras.Input((4, 4, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    layers += [keras.layers.Dense(len(pixels), "softmax"), keras.layers.Dense(2, use_bias=False)]
+    model = keras.Sequential(layers)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
     sharpness = 1000.0
     model.layers[-2].set_weights([2 * sharpness * pixels.T, -sharpness * (pixels**2).sum(axis=1)])
@@ -113,10 +107,10 @@ def keys_of(examples: Examples, split: str) -> list[bytes]:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param({}, {"split_salt": 1}, id="another salt"),
-        pytest.param({"key": "content"}, {"key": "content", "split_salt": 1}, id="by content"),
-        pytest.param({}, {"split": {"train": 0.2, "validation": 0.1, "test": 0.7}}, id="other shares"),
-        pytest.param({}, {"source": "Even"}, id="splits of the source's own"),
+        ({}, {"split_salt": 1}),
+        ({"key": "content"}, {"key": "content", "split_salt": 1}),
+        ({}, {"split": {"train": 0.2, "validation": 0.1, "test": 0.7}}),
+        ({}, {"source": "Even"}),
     ],
 )
 def test_examples_that_another_model_was_trained_on_are_found(first, second, make_dataset, tmp_path):
@@ -171,9 +165,7 @@ def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(mak
 def test_too_few_that_the_champion_has_not_seen_are_no_comparison(make_dataset, tmp_path):
     earlier, later = make_dataset("Even"), make_dataset("Odd")
 
-    with pytest.raises(
-        ModelError, match="was trained on 300 of the 300 test examples, and the other 0 are too"
-    ):
+    with pytest.raises(ModelError, match="trained on 300 of the 300 test examples, and the other 0 are too"):
         find_trained_on(publish(earlier, tmp_path / "champion"), later)
 
 
@@ -250,14 +242,7 @@ def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_p
     assert TrainingKeys.of(second.directory, second.manifest).describe_leak(second) == ""
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param("gs://nothing/mounted", id="a bucket that is not mounted"),
-        pytest.param("{tmp}/model/model.keras", id="a plain file"),
-        pytest.param("{tmp}/content", id="known by content"),
-    ],
-)
+@pytest.mark.parametrize("start", ["gs://nothing/mounted", "{tmp}/model/model.keras", "{tmp}/content"])
 def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, tmp_path):
     examples = make_dataset()
     (tmp_path / "model").mkdir()
@@ -269,10 +254,7 @@ def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, 
     champion = publish(examples, tmp_path / "champion", start=start)
     of_champion = TrainingKeys.of(examples.directory, examples.manifest, start=str(champion))
 
-    assert (
-        keys.warning
-        == f"The training data of initial_model ({start}) are not known: they may have test examples"
-    )
+    assert keys.warning.startswith(f"The training data of initial_model ({start}) are not known: they may")
     assert "are not known" in of_champion.warning
     data = Export.read(champion).training_data
     assert data is not None
