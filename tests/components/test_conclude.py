@@ -130,9 +130,8 @@ def test_a_webhook_that_is_busy_is_called_again(
     assert events[-1].text == "the webhook has been notified"
 
 
-@pytest.mark.usefixtures("run")
 def test_the_record_is_there_before_a_notification_is_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

@@ -19,7 +19,14 @@ from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.job import supervisor
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.process.processes import ProcessFailedError
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError, SettingsError
+from shardline.trainer.base.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_RESTART,
+    PipelineError,
+    RunError,
+    SettingsError,
+)
 from tests.helpers import programs
 from tests.helpers.jobs import eventually, marked
 
@@ -177,7 +184,9 @@ def test_parameter_servers_are_stopped_when_the_chief_has_ended(here: Path) -> N
     assert {path.name for path in Path("marks").iterdir()} == {"chief-0", "worker-0", "ps-0"}
 
 
-def test_a_launch_that_takes_too_long_ends(here: Path) -> None:
+def test_a_launch_of_nothing_is_refused_and_one_that_takes_too_long_ends(here: Path) -> None:
+    with pytest.raises(PipelineError, match="a job needs at least 1 replica, not 0"):
+        shardline.launch(_write(""), replicas=0)
     with pytest.raises(RunError, match=r"its timeout of 0\.2 s has passed"):
         shardline.launch(_write("time.sleep(600)"), replicas=2, timeout=0.2)
 

@@ -84,7 +84,9 @@ def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> 
         run("mine:Source", source_module.with_name("out"), key="content", split={"train": 1.0})
 
 
-@pytest.mark.parametrize("feature", ["'key', 'string'", "'age', 'uint8'", "'age', 'int64', (2, 2)"])
+@pytest.mark.parametrize(
+    "feature", ["'key', 'string'", "'age', 'uint8'", "'age', 'int64', (2, 2)", r"'a\nb', 'int64'"]
+)
 def test_features_that_are_refused(source_module: Path, feature: str) -> None:
     features = f"features = [Feature({feature})]"
     declared = f"from shardline.trainer.data.manifest import Feature\n{SOURCE}\n    {features}\n"

@@ -249,3 +249,10 @@ def test_of_a_large_matrix_the_classes_with_the_most_mistakes_are_drawn():
 
     assert "Confusion matrix of 2 classes: 14 examples on the diagonal, 3 off it." in drawn
     assert re.findall(r">([a-d])<", drawn) == ["a", "c", "a", "c"]
+
+
+def test_a_report_is_the_same_each_time_and_without_a_champion_says_nothing_of_one():
+    evaluation, alone = make_evaluation(NAMES), make_blessing(blessed=True, rules=RULES[:1])
+
+    assert "hampion" not in make_report(evaluation, blessing=alone)
+    assert make_report(with_champion(evaluation)) == make_report(with_champion(evaluation))

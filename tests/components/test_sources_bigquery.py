@@ -270,34 +270,30 @@ def test_what_cannot_be_read_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("method", "status", "said", "message"),
+    ("method", "said", "message"),
     [
         (
             "CreateReadSession",
-            "PERMISSION_DENIED",
             "the user does not have 'bigquery.readsessions.create' permission for 'projects/acme-vision'",
             "bigquery.readsessions.create is missing.*bigquery.readSessionUser",
         ),
         (
             "GetTable",
-            "PERMISSION_DENIED",
             f"Access Denied: Table {TABLE}: Permission bigquery.tables.get denied on table {TABLE}",
             "bigquery.tables.get is missing.*grant roles/bigquery.dataViewer",
         ),
-        (
-            "ReadRows",
-            "FAILED_PRECONDITION",
-            "there was an error: session expired at noon",
-            "session expired at noon; run again, from the beginning",
-        ),
     ],
 )
-def test_refusals_of_the_platform(
-    fake: FakeBigQuery, method: str, status: str, said: str, message: str
-) -> None:
-    code = 403 if status == "PERMISSION_DENIED" else 400
-    fake.failures[method] = [RefusalError(grpc.StatusCode[status], code, said)]
-    with pytest.raises(PlatformError if code == 403 else SourceError, match=message):
+def test_a_permission_that_is_missing(fake: FakeBigQuery, method: str, said: str, message: str) -> None:
+    fake.failures[method] = [RefusalError(grpc.StatusCode.PERMISSION_DENIED, 403, said)]
+    with pytest.raises(PlatformError, match=message):
+        list(opened(SOURCE))
+
+
+def test_a_session_that_has_expired(fake: FakeBigQuery) -> None:
+    expired = RefusalError(grpc.StatusCode.FAILED_PRECONDITION, 400, "there was an error: session expired")
+    fake.failures["ReadRows"] = [expired]
+    with pytest.raises(SourceError, match="session expired; run again, from the beginning"):
         list(opened(SOURCE))
 
 

@@ -7,8 +7,8 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -55,9 +55,8 @@ PARQUET, RECORDS = parquet(), records()
 
 def outcome(source: str, directory: Path, **more: object) -> str:
     """Reads a source to its end; returns what it is refused with, "" where it is not."""
-    wanted = PreprocessSettings(
-        source=source, on_bad_record="skip", max_bad_fraction=1.0, processes=1, **more
-    )
+    skip = {"on_bad_record": "skip", "max_bad_fraction": 1.0, "processes": 1}
+    wanted = PreprocessSettings(source=source, **skip, **more)
     try:
         for _ in open_source(wanted):
             pass
@@ -96,11 +95,16 @@ def test_any_jsonl(tmp_path: Path, rows: list[object]) -> None:
 
 
 @tries
-@given(content=spoiled(PARQUET))
-def test_any_parquet(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(content)
-    assert "\n" not in outcome(f"table:{path}", tmp_path / "outer")
+@given(data=st.data())
+@pytest.mark.parametrize(
+    ("form", "whole", "pack"),
+    [("table", PARQUET, bytes), ("tfrecord", RECORDS, bytes), ("tfrecord", RECORDS, gzip.compress)],
+    ids=["parquet", "tfrecord", "tfrecord.gz"],
+)
+def test_any_binary_file(tmp_path: Path, form: str, whole: bytes, pack: Any, data: st.DataObject) -> None:
+    path = tmp_path / ("x.parquet" if form == "table" else "x.tfrecord")
+    path.write_bytes(pack(data.draw(spoiled(whole))))
+    assert "\n" not in outcome(f"{form}:{path}", tmp_path / "outer")
 
 
 def test_a_flipped_bit_in_the_footer_of_parquet_does_not_end_the_process(tmp_path: Path) -> None:
@@ -122,15 +126,6 @@ def test_missing_whole_numbers_are_found_without_statistics(tmp_path: Path) -> N
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"label": [1, 2], "n": [1, None]}), path, write_statistics=False)
     assert Columns(str(path)).gaps == {"n"}
-
-
-@tries
-@given(content=spoiled(RECORDS))
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_any_tfrecord(tmp_path: Path, pack: Callable[[bytes], bytes], content: bytes) -> None:
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(pack(content))
-    assert "\n" not in outcome(f"tfrecord:{path}", tmp_path / "outer")
 
 
 @pytest.mark.timeout(60)

@@ -163,6 +163,7 @@ def test_types_that_no_example_has(tmp_path: Path) -> None:
     [
         ("table.csv", b"label,x\na,1\nb\n", "cannot read '.*': CSV parse error: Row #3: Expected 2 columns"),
         ("table.csv", b"label,x\na,\xff\n", "cannot read '.*': .*invalid UTF8.*; save it as UTF-8"),
+        ("table.jsonl", b"", "table.jsonl' is empty: it has no column"),
         ("table.jsonl", b'{"label": "a"}\n\n{"label"', "row 2 is not JSON: "),
         ("table.jsonl", b'{"label": "a"}\n[1]\n', r"row 2 is \[1\], not a JSON object"),
         (

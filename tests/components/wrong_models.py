@@ -46,19 +46,12 @@ class Leaked:
                 yield Example(key=f"copy of {index}", split="train", **values)
 
 
-def build(*layers: keras.layers.Layer, seed: int = 0) -> keras.Model:
+def build(*layers: keras.layers.Layer) -> keras.Model:
     """Returns a small compiled model; `layers` come before its last."""
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1), dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(32, "relu"),
-            *layers,
-            keras.layers.Dense(10, "softmax", name="last"),
-        ]
-    )
+    keras.utils.set_random_seed(0)
+    flat = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    last = keras.layers.Dense(10, "softmax", name="last")
+    model = keras.Sequential([*flat, keras.layers.Dense(32, "relu"), *layers, last])
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -142,15 +135,9 @@ def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
     validate(save(good, work), datasets["digits"], work / "champion", gate=Gate())
     publish(work / "champion", store, quality="accuracy 0.9000")
     for index, case in enumerate(CASES):
-        model_file = save(case.make(good, datasets[case.data]), work)
-        outcome = validate(
-            model_file,
-            datasets[case.data],
-            work / f"{index}",
-            gate=Gate().with_rules(case.rules),
-            champion_uri=str(store),
-        )
-        yield case, outcome.blessing
+        data, gate = datasets[case.data], Gate().with_rules(case.rules)
+        model_file = save(case.make(good, data), work)
+        yield case, validate(model_file, data, work / f"{index}", gate=gate, champion_uri=str(store)).blessing
 
 
 def save(model: keras.Model, work: Path) -> Path:
@@ -160,12 +147,10 @@ def save(model: keras.Model, work: Path) -> Path:
 
 def row(case: Case, blessing: Blessing) -> str:
     """Returns a row of the table."""
-    broken = [
-        f"`{rule.name or rule.rule}` {rule.verdict}" for rule in blessing.rules if rule.verdict != "passed"
-    ]
-    warnings = (
-        without_numbers("; ".join(blessing.warnings)) if blessing.blessed else ""
-    )  # else the rules say it
+    found = [(rule.name or rule.rule, rule.verdict) for rule in blessing.rules]
+    broken = [f"`{name}` {verdict}" for name, verdict in found if verdict != "passed"]
+    # Where it is blocked, the rules say it.
+    warnings = without_numbers("; ".join(blessing.warnings)) if blessing.blessed else ""
     verdict = "blessed" if blessing.blessed else "**blocked**"
     return f"| {case.shown} | {verdict} | {', '.join(broken)} | {warnings} |"
 
