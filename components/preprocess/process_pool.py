@@ -169,7 +169,6 @@ def _search_path() -> list[str]:
 
 
 def _run_worker() -> None:
-    """Runs jobs until the standard input ends or one fails."""
     numbers, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)

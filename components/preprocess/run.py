@@ -220,7 +220,6 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
 
 
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> int:
-    """Writes the shards that are not done, and returns the number of their records."""
     done = finishing.find_done(plan, shards, work)
     pending = [shard for shard in shards if shard.file not in done]
     if len(pending) < len(shards):

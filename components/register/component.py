@@ -140,7 +140,6 @@ def deploy_tasks(
 
 
 def _existing(name: str, artifact_class: Any) -> Any:
-    """Returns the artifact of a resource by its name, projects/P/locations/L/..."""
     location = name.partition("/locations/")[2].partition("/")[0]
     return dsl.importer(
         artifact_uri=f"https://{location}-aiplatform.googleapis.com/v1/{name}",

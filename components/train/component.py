@@ -70,7 +70,6 @@ def _with_extra(argument: str, extra: Mapping[str, Any]) -> str:
 
 
 def _container_of(component: BaseComponent) -> dict[str, Any]:
-    """Returns the container_spec that runs a component on the replicas of a custom job."""
     container = component.component_spec.implementation.container
     parts = {key: [str(part) for part in getattr(container, key) or ()] for key in ("command", "args")}
     inputs = {_EXECUTOR_INPUT: _ESCAPED_EXECUTOR_INPUT}

@@ -213,7 +213,6 @@ class Task:
         return {name: self.value(name) for name in names}
 
     def _fill(self, value: Any) -> Any:
-        """Returns a constant with the placeholders of other input parameters replaced by their values."""
         if isinstance(value, str):
             whole = PARAMETER.fullmatch(value)
             if whole and whole[1] in self.inputs("parameters"):

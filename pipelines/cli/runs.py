@@ -195,7 +195,6 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
 
 
 def _list(place: Place, limit: int, as_json: bool) -> None:
-    """Prints the newest runs here and on the platform, newest first."""
     from shardline.components.runs.platform_run import latest_runs
     from shardline.pipelines.settings import is_filled_in
 

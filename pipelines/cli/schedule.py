@@ -145,7 +145,6 @@ def _wanted(
     names: Sequence[str],
     proofs: Proofs,
 ) -> Iterator[tuple[DeclaredSchedule, dict[str, Any], str]]:
-    """Checks the chosen schedules of a file, and yields each with the request of its runs and its proof."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request

@@ -153,7 +153,6 @@ _STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] 
 
 
 def _exec_container(executor_input: str, *command: str) -> None:
-    """Creates the directories of a container's outputs, as the platform does, and executes its command."""
     outputs = json.loads(executor_input).get("outputs", {})
     artifacts = outputs.get("artifacts", {})
     paths = [item["uri"] for listed in artifacts.values() for item in listed["artifacts"]]

@@ -270,7 +270,6 @@ class BatchSequence:
 
 
 def _repack(batch: tuple[Any, ...]) -> Any:
-    """Returns a batch from the arguments that tf.data unpacks it into."""
     return batch if len(batch) > 1 else batch[0]
 
 

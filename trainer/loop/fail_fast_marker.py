@@ -62,7 +62,6 @@ def clear_markers(directory: Path) -> None:
 
 
 def _marker(settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]) -> Path:
-    """Returns the path of the marker for these settings, replicas, packages, data and code."""
     own = environ.get("AIP_CHECKPOINT_DIR")
     base = files.local_path(own).parent if own else output_dirs(settings, environ).model
     chosen = {name: value for name, value in asdict(settings).items() if name not in _OUTPUT_SETTINGS}

@@ -360,7 +360,6 @@ class Training:
             self._save()
 
     def _stop_if(self, requested: bool) -> None:
-        """Ends a run that was asked to stop, after its checkpoint is saved."""
         if requested:
             self.checkpoints.wait()
             saved = f"a checkpoint was saved at step {self.position.steps:,}; start the same command again"

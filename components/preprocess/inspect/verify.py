@@ -203,7 +203,6 @@ def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label
 
 
 def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    """Yields the groups that are in more than one split, where examples are grouped."""
     splits: dict[str, list[str]] = {}
     for name, split in manifest.splits.items():
         for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:

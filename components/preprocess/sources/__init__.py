@@ -87,7 +87,6 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
 
 
 def _check_used(settings: PreprocessSettings, form: str) -> None:
-    """Refuses settings that do not apply to a source of this form."""
     files, rows = ("images", "text"), ("table", "bigquery", "tfrecord")
     listed = files if settings.labels else ()
     forms = "tfrecord:GLOB, table:PATH and bigquery:TABLE"

@@ -268,7 +268,6 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file, one in each line that is not empty."""
     with csv_text.open_decompressed(path) as plain:
         text = remote_files.as_text(plain)
         lines = (line for line in remote_files.lines(text, path) if not line.isspace())

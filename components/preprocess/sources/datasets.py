@@ -143,5 +143,4 @@ def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
 
 
 def _summary(failure: Exception) -> str:
-    """Shortens one of TFDS's long messages to one line."""
     return textwrap.shorten(str(failure) or type(failure).__name__, 300, placeholder=" ...")

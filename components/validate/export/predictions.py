@@ -215,7 +215,6 @@ def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) ->
 
 
 def _follow(label: Label, values: npt.NDArray[Any]) -> list[Any]:
-    """Returns the other outputs of an example, which follow from its probabilities."""
     if label.kind == MULTILABEL:
         return [(values >= THRESHOLD).astype(int).tolist()]
     return [int(values.argmax()), label.outputs[int(values.argmax())]] if label.kind == CLASS else []
@@ -299,7 +298,6 @@ class CleanProcess(contextlib.AbstractContextManager["CleanProcess"]):
 
 
 def _package_directories() -> Iterator[str]:
-    """Yields the directories from which this interpreter imports packages, TensorFlow among them."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     spec = importlib.util.find_spec("tensorflow")  # may be on PYTHONPATH only
     own = [str(Path(spec.origin).parents[1])] if spec and spec.origin else []

@@ -98,7 +98,6 @@ def contents(pipeline: Pipeline) -> Found:
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:
-    """Returns the parameters of a run with their defaults, converted to the declared types."""
     found = {}
     for parameter in pipeline.parameters:
         value = pipeline.value(parameter.name)

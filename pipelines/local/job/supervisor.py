@@ -266,7 +266,6 @@ def _describe_end(replica: Replica, code: int) -> str:
 
 
 def _job_failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
-    """Returns the error of the job, with the replica's message where it has reported an error."""
     hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.reports_no_network else ""
     if (error := replica.output.error) is not None:
         return ProcessFailedError.from_event(dataclasses.replace(error, text=error.text + hint))

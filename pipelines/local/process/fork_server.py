@@ -134,7 +134,6 @@ def _guard(descriptors: list[int], grace: int, server: int) -> None:
 
 
 def _run(program: Program, env: Mapping[str, str]) -> NoReturn:
-    """Runs `python -m MODULE ARGUMENTS` in this process, and ends it."""
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # read TMPDIR again
