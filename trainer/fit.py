@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.adapters.adapter import Batches, check_counts, check_whole_number
-from shardline.trainer.base import files
+from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import IdentityRecord
@@ -28,6 +28,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
+from shardline.trainer.keras_compat.tensorflow_internals import drawing_datasets
 from shardline.trainer.loop.build import BuildModel, build_with_variables, learning_rates
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
@@ -50,6 +51,7 @@ class _FitRun(TrainingRun):
     """A training run on batches of any data, validated after some epochs."""
 
     evaluates_final_weights: ClassVar[bool] = False  # as in `keras.Model.fit`
+    reads_again: ClassVar[bool] = True
     data: Batches
     frequency: int | Collection[int]
 
@@ -133,6 +135,7 @@ def fit(
         DivergedError: The loss is no longer finite.
         RunError: Another process is lost.
         RestartError: SIGTERM was received; a checkpoint was saved if there is a directory for it.
+            A program that leaves SIGTERM to Shardline gets SystemExit, with exit code 75.
     """
     passed = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
     chosen = keras.tree.flatten(passed) if passed else []
@@ -165,6 +168,8 @@ def fit(
             )
             reader = process.data_adapter(settings.seed, size)
             validation = reader.read(validation_data, "validation_data", steps=validation_steps, restart=True)
+            if process.cluster.is_chief:
+                _report_shuffles(train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
         run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
@@ -178,6 +183,16 @@ def fit(
                 if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == run.checkpoints:
                     shutil.rmtree(run.checkpoints)
     return history
+
+
+def _report_shuffles(train_data: Any, validation_data: Any, steps: int | None) -> None:
+    """Warns of a validation on other examples after a resume, as nothing restores the order of a shuffle."""
+    orders, others = ({id(each) for each in drawing_datasets(data)} for data in (train_data, validation_data))
+    is_part = steps and others and not 0 <= int(validation_data.cardinality()) <= steps
+    if is_part or orders & others:
+        what = "and train_data draw from one shuffle" if orders & others else "is shuffled anew each time"
+        text = f"warning: validation_data {what}, and a resumed run reads other examples"
+        progress.report("train", f"{text}; pass reshuffle_each_iteration=False")
 
 
 def _settings(

@@ -76,6 +76,10 @@ DATASETS = {
     "table": looked_up,
     "variable": captured,
     "windows": lambda: shuffled(24).window(4).flat_map(lambda window: window.batch(4)).batch(1),
+    "joined": lambda: shuffled(12).concatenate(shuffled(11)).batch(SIZE),
+    "joined, shuffled": lambda: (
+        tf.data.Dataset.range(12).concatenate(tf.data.Dataset.range(11)).shuffle(9, seed=3).batch(SIZE)
+    ),
     "endless": lambda: shuffled().repeat().batch(SIZE),
 }
 
@@ -88,6 +92,33 @@ def test_a_resumed_sequence_is_the_same(case):
     for start in (1, STEPS - 1, STEPS, 2 * STEPS + 3):
         again = stream(DATASETS[case](), steps=steps)
         assert numbers(again, start, 3 * STEPS - start) == whole[start:], start
+
+
+def test_epochs_before_a_resume_are_begun_and_not_read():
+    read = []
+
+    def number(value):
+        read.append(int(value))
+        return value
+
+    numbered = tf.data.Dataset.range(COUNT).map(lambda value: tf.py_function(number, [value], tf.int64))
+    data = numbered.map(lambda value: tf.ensure_shape(value, [])).shuffle(30, seed=1).shuffle(5, seed=2)
+    found = stream(data.batch(SIZE))
+    numbers(found, 5 * STEPS, 1)
+    assert len(read) == COUNT
+
+
+def test_a_repetition_is_not_read_ahead():
+    """Shuffles past the end of an epoch would draw from the generator of those that follow."""
+    data = shuffled(8).repeat().batch(SIZE).prefetch(50)
+    found = stream(data, steps=2)
+    expected = [batch.tolist() for batch in shuffled(8).repeat().batch(SIZE).take(1).as_numpy_iterator()]
+    assert [found.first_batch.numpy().tolist()] == expected
+    second = shuffled(8).repeat().batch(SIZE)
+    for _ in second.take(1):
+        pass
+    whole = [batch.tolist() for batch in second.take(6).as_numpy_iterator()]
+    assert numbers(found, 0, 6) == whole
 
 
 @pytest.mark.parametrize(

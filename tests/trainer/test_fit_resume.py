@@ -162,6 +162,25 @@ def test_another_model_is_refused(tmp_path):
         shardline.fit(line, numbers(), checkpoint_dir=tmp_path, epochs=EPOCHS, verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("again", "steps", "said"),
+    [
+        (True, None, "and train_data draw from one shuffle"),
+        (True, 1, "is shuffled anew each time"),
+        (False, 1, ""),
+    ],
+)
+def test_a_validation_on_other_examples_is_reported(again, steps, said, capsys):
+    order = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(50, 1, reshuffle_each_iteration=again)
+    data = batches(numbers()) if steps else order.skip(32).batch(16)
+    held_out = order.batch(16) if steps else order.take(32).batch(16)
+    shardline.fit(
+        lambda: compiled(keras.optimizers.SGD()), data, validation_data=held_out, validation_steps=steps
+    )
+    printed = capsys.readouterr().out
+    assert f"validation_data {said}" in printed if said else "validation_data" not in printed
+
+
 class Noise(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return x + tf.random.normal(tf.shape(x))

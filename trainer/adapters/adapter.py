@@ -19,6 +19,7 @@ from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.keras_compat.tensorflow_internals import without_prefetch
 
 #: Batches of a data argument.
 Batches: TypeAlias = BatchSequence | InputPipeline
@@ -89,7 +90,7 @@ class DataAdapter:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             if restart and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _fail_past_end(data, name, steps * max(1, local_replicas))
-            source: Any = DatasetEpochs(self._with_class_weights(data), name)
+            source: Any = DatasetEpochs(self._with_class_weights(without_prefetch(data)), name)
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
             source = ArrayEpochs(arrays, batch_size=self._global_batch_size(), shuffle=shuffle, seed=seed)
@@ -98,7 +99,8 @@ class DataAdapter:
             progress.report(
                 "train",
                 f"warning: {name} has no seed ({', '.join(source.unseeded)}):{others} a resumed run reads "
-                "another order, in which examples of an epoch may be twice or missing; give it a seed",
+                "another order, in which examples of an epoch may be twice or missing; give it a seed "
+                "and deterministic order",
             )
         if restart and steps and 0 <= source.cardinality <= steps * max(1, local_replicas):
             steps = 0  # all of the data, once

@@ -166,13 +166,20 @@ class BatchSequence:
 
         numbers = tf.data.Dataset.range(first, 1 if endless and not self._restart else _UNLIMITED_EPOCHS)
         batches = numbers.flat_map(_no_autograph(one_epoch)).skip(rest)
-        if first and self._source.reshuffles:
-            # To begin an epoch draws its order, so those before are begun, and most are left again.
-            def begin(number: tf.Tensor) -> tf.data.Dataset:
-                count = tf.where(number < self._source.read_whole, tf.constant(-1, tf.int64), 1)
-                return self._source.dataset(number).take(count)
+        if first and self._source.drawing:
+            # To begin an epoch draws its order, so those before are begun, and if need be read.
+            whole, nothing = min(first, self._source.read_whole), tf.data.Dataset.range(0)
+            if whole:
+                text = f"reading epochs of {self._name} again, {whole} of {first}, for the order of the next"
+                progress.report("train", text)
 
-            past = tf.data.Dataset.range(first).flat_map(_no_autograph(begin))
+            def begin(number: tf.Tensor) -> tf.data.Dataset:
+                drawing = [data.map(_no_autograph(lambda *_: number)) for data in self._source.drawing]
+                begun = tf.data.Dataset.choose_from_datasets([nothing, *drawing], nothing)
+                return begun.flat_map(_no_autograph(self._source.dataset))  # no batches
+
+            past = tf.data.Dataset.range(whole).flat_map(_no_autograph(self._source.dataset))
+            past = past.concatenate(tf.data.Dataset.range(whole, first).flat_map(_no_autograph(begin)))
             batches = past.filter(_no_autograph(lambda *_: False)).concatenate(batches)
         options = tf.data.Options()
         options.deterministic = True

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.keras_compat.tensorflow_internals import count_examples
+from shardline.trainer.keras_compat.tensorflow_internals import count_examples, drawing_datasets
 
 # Datasets that draw random numbers: the index of the first of their two seeds among the inputs.
 _RANDOM_DATASETS = {"RandomDataset": 0, "RandomDatasetV2": 0, "ShuffleDatasetV3": 2}
@@ -32,7 +32,8 @@ class ArrayEpochs:
         self.cardinality = -(-count // batch_size)
         self.random_ops: list[str] = []
         self.unseeded: list[str] = []
-        self.reshuffles, self.read_whole = False, 0
+        self.drawing: list[tf.data.Dataset] = []
+        self.read_whole = 0
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
         )
@@ -62,7 +63,7 @@ class DatasetEpochs:
         examples: Examples of the dataset and of a batch, if both are known.
         random_ops: Names of ops whose random numbers no seed decides.
         unseeded: What has no seed, or no order: "shuffle(100)".
-        reshuffles: Whether a shuffle with a seed may have another order in each epoch.
+        drawing: Datasets within, such as shuffles, that draw another order when an epoch begins.
         read_whole: First epochs that have to be read to their ends for the order of those after them.
     """
 
@@ -75,10 +76,11 @@ class DatasetEpochs:
         graph = _to_graph(dataset, name)
         self.random_ops = stateful_ops(graph)
         self.unseeded: list[str] = []
-        self.reshuffles = False
-        ops = {node.op for nodes in _bodies(graph) for node in nodes}
-        # A repetition shuffles several times an epoch; a cache keeps the first order.
-        self.read_whole = 2**40 if "RepeatDataset" in ops else int("CacheDatasetV2" in ops)
+        self.drawing = drawing_datasets(dataset)
+        ops = " ".join(node.op for nodes in _bodies(graph) for node in nodes)
+        # What repeats or joins shuffled data shuffles within an epoch; a cache keeps the first order.
+        within = re.search("(Random|Shuffle)Dataset.* (Repeat|Concatenate)Dataset", ops)
+        self.read_whole = 2**40 if within else int("CacheDatasetV2" in ops)
         for nodes in _bodies(graph):
             self._read_seeds(nodes)
 
@@ -95,8 +97,6 @@ class DatasetEpochs:
                 inputs = [constants.get(reference.partition(":")[0], 0) for reference in node.input]
                 if inputs[first : first + 2] == [0, 0]:
                     self.unseeded.append(f"shuffle({inputs[1]})" if first else "a random dataset")
-                else:
-                    self.reshuffles = True
             elif "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
                 self.unseeded.append("deterministic=False")
 

@@ -309,6 +309,21 @@ _BATCHING = ("_BatchDataset", "_ParallelBatchDataset")
 _ONE_FOR_ONE = re.compile("CacheDataset|_(Map|ParallelMap|Options|Prefetch|Shuffle)Dataset")
 
 
+def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that reads nothing ahead at its end, such as past a repetition that shuffles."""
+    options = dataset.options()
+    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset"):
+        (dataset,) = dataset._inputs()
+    return dataset.with_options(options)
+
+
+def drawing_datasets(data: Any) -> list[tf.data.Dataset]:
+    """Returns the datasets within a dataset that draw another seeded order in each epoch, one per use."""
+    below = [found for inner in getattr(data, "_inputs", list)() for found in drawing_datasets(inner)]
+    draws = getattr(data, "_reshuffle_each_iteration", getattr(data, "_rerandomize", False))
+    return [data, *below] if draws and (int(data._seed) or int(data._seed2)) else below
+
+
 def count_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     """Returns the examples of a dataset of batches, and of a batch, if both are known."""
     while _ONE_FOR_ONE.fullmatch(type(dataset).__name__):

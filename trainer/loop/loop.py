@@ -280,6 +280,8 @@ class Training:
             now = sizes[done : done + count]
             self._hooks("on_train_batch_begin", plan.first_step + done)
             self._watchdog.at(f"in step {at.steps + 1:,}")
+            if self.resumed and self._run.reads_again and counters.steps == counters.first_step:
+                self._watchdog.rest()
             started = time.monotonic()
             result = self.engine.train(now)
             self.logs = self.engine.read_metrics()

@@ -68,6 +68,8 @@ class TrainingRun(Process, abc.ABC):
 
     # Whether the validation data is evaluated at the end, as callbacks may have restored other weights.
     evaluates_final_weights: ClassVar[bool] = True
+    # Whether the first step of a resumed run reads what the steps before it have read.
+    reads_again: ClassVar[bool] = False
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
