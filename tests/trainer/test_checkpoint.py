@@ -1,8 +1,10 @@
 """Checkpoint files: written during training, whole or not at all, and read only when undamaged."""
 
+import errno
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -226,6 +228,23 @@ def test_on_new_data_a_run_goes_back_to_the_start_of_its_epoch(tmp_path):
     # Killed before it saved anything, it does so again: the checkpoint knows its data.
     assert checkpoints(tmp_path, dataset="d2").restore().position.examples == 0
     assert save(tmp_path, 8, dataset="d2").restore().position.examples == 10
+
+
+def test_a_file_system_without_locks_has_none(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert save(tmp_path, 1).steps() == [1]
+
+
+def test_the_end_waits_for_the_writing(tmp_path, monkeypatch):
+    written = checkpoints(tmp_path)
+    write = written._write_files
+    monkeypatch.setattr(written, "_write_files", lambda snapshot: (time.sleep(0.3), write(snapshot)))
+    written.save(snapshot(1))
+    written.close()
+    assert written.steps() == [1]
 
 
 def test_of_two_processes_that_write_the_second_is_refused(tmp_path):

@@ -77,6 +77,12 @@ def test_weights_that_need_a_network_say_so(info, monkeypatch):
         build("keras:DenseNet121", info, {"weights": "imagenet"})
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
+def test_a_share_of_smoothing_is_below_one(info, share):
+    with pytest.raises(ModelError, match=f"label_smoothing must be at least 0 and below 1, not {share}"):
+        build("mnist_cnn", info, {"label_smoothing": share})
+
+
 def test_labels_are_smoothed(info, tmp_path):
     smoothed = build("mnist_cnn", info, {"label_smoothing": 0.2})
     create_variables(smoothed, train_step=example_batch(info))

@@ -49,17 +49,21 @@ def test_the_requested_accelerators_are_there(seen, accelerators):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "error", "words"),
-    [(None, SettingsError, "sees no GPU: the image has no CUDA"), ("9", RunError, "another machine may")],
+    ("cuda", "path", "error", "words"),
+    [
+        (None, "/x:/usr/local/nvidia/lib64", SettingsError, "sees no GPU: the image has no CUDA"),
+        ("9", "/x", SettingsError, "LD_LIBRARY_PATH, '/x', must hold /usr/local/nvidia/lib64"),
+        ("9", "/x:/usr/local/nvidia/lib64", RunError, "another machine may have them all"),
+    ],
 )
 def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
-    seen, monkeypatch, cuda, error, words
+    seen, monkeypatch, cuda, path, error, words
 ):
     """What another machine may have is tried again: a RunError, of which no attempt is remembered."""
     seen()
     monkeypatch.setattr(strategy, "installed_version", lambda package: cuda)
     with pytest.raises(error, match=f"should have 1 NVIDIA_TESLA_T4, but TensorFlow .*{words}"):
-        strategy.check_devices({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
+        strategy.check_devices({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4", "LD_LIBRARY_PATH": path})
 
 
 def test_fewer_gpus_than_requested_are_refused(seen):

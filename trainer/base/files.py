@@ -106,12 +106,15 @@ def replacing(path: Path, needed: float = 0) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Locks an open file until it is closed; False when another process holds a lock."""
+def lock(descriptor: int, *, shared: bool = False, optional: bool = False) -> bool:
+    """Locks an open file until it is closed, an `optional` lock where there are any; False if another has."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as failure:
+        if not optional or failure.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     return True
 
 

@@ -65,7 +65,7 @@ class Checkpoints:
         if self._write:
             lock = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._unlock = weakref.finalize(self, os.close, lock)
-            if not files.lock(lock):
+            if not files.lock(lock, optional=True):
                 raise RunError(f"another process trains in {directory}; wait for it, or choose another one")
             self._remove_temporary()
             for data in self._directory.glob(f"ckpt-*{_DATA}"):
@@ -90,7 +90,8 @@ class Checkpoints:
             pending.result()
 
     def close(self) -> None:
-        """Lets another process write."""
+        """Ends the writing, and lets another process write."""
+        self._writer.shutdown()
         if self._write:
             self._unlock()
 

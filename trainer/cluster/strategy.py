@@ -23,6 +23,7 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
 
 # CUDA library that only the gpu variant of the image has.
 _CUDA = "nvidia-cudnn-cu12"
+_DRIVER = "/usr/local/nvidia/lib64"
 
 
 def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
@@ -172,6 +173,10 @@ def check_devices(environ: Mapping[str, str]) -> None:
     )
     if not seen and installed_version(_CUDA) is None:
         raise SettingsError(f"{found}: the image has no CUDA ({_CUDA}); build and name the gpu variant")
+    if not seen and _DRIVER not in (path := environ.get("LD_LIBRARY_PATH", "")).split(os.pathsep):
+        raise SettingsError(
+            f"{found}: LD_LIBRARY_PATH, {path!r}, must hold {_DRIVER}, the driver's libraries"
+        )
     raise RunError(
         f"{found}: another machine may have them all, or a driver for this CUDA; see CUDA_VISIBLE_DEVICES, "
         "NVIDIA_VISIBLE_DEVICES and LD_LIBRARY_PATH, or ask for as many as the machine has"

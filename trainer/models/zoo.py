@@ -88,6 +88,8 @@ def add_outputs(
 
     They are as from `make_output`.
     """
+    if not 0 <= label_smoothing < 1:
+        raise ModelError(f"label_smoothing must be at least 0 and below 1, not {label_smoothing!r}")
     outputs, losses, metrics = {}, {}, {}
     for label in dataset.labels.values():
         output, loss, metric = _add_output(label, features, dataset, label_smoothing)

@@ -171,6 +171,7 @@ class Replica:
     def stop(self) -> None:
         """Asks every process of the replica to end (SIGTERM)."""
         self._signal_group(signal.SIGTERM)
+        self._signal_group(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kills every process of the replica, in any session."""
