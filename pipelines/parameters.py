@@ -46,7 +46,6 @@ def read_parameters(path: Path) -> dict[str, Any]:
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
-    """Yields an error for each value of a TOML file that JSON cannot represent."""
     if isinstance(value, (dict, list)):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _not_json(f"{name}.{key}", item)

@@ -123,7 +123,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _documents(content: bytes | str, path: Path) -> list[Any]:
-    """Returns the YAML documents of a file; refuses YAML that no compiler writes."""
     depth = 0
     try:
         # Before any object is built. A few lines with aliases can expand to billions of values.

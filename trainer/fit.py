@@ -168,8 +168,7 @@ def fit(
             )
             reader = process.data_adapter(settings.seed, size)
             validation = reader.read(validation_data, "validation_data", steps=validation_steps, restart=True)
-            if process.cluster.is_chief:
-                _report_shuffles(train_data, validation_data, validation_steps)
+            _report_shuffles(process, train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
         run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
@@ -185,11 +184,11 @@ def fit(
     return history
 
 
-def _report_shuffles(train_data: Any, validation_data: Any, steps: int | None) -> None:
+def _report_shuffles(process: Process, train_data: Any, validation_data: Any, steps: int | None) -> None:
     """Warns of a validation on other examples after a resume, as nothing restores the order of a shuffle."""
     orders, others = ({id(each) for each in drawing_datasets(data)} for data in (train_data, validation_data))
     is_part = steps and others and not 0 <= int(validation_data.cardinality()) <= steps
-    if is_part or orders & others:
+    if process.cluster.is_chief and (is_part or orders & others):
         what = "and train_data draw from one shuffle" if orders & others else "is shuffled anew each time"
         text = f"warning: validation_data {what}, and a resumed run reads other examples"
         progress.report("train", f"{text}; pass reshuffle_each_iteration=False")

@@ -15,13 +15,7 @@ import click
 from shardline.components.text import table
 from shardline.components.validate.gate.gate import LABEL_RULES, POLICIES, Gate, read_gate
 from shardline.components.validate.gate.rules import parse_rule
-from shardline.pipelines.cli.options import (
-    PATH,
-    CommandGroup,
-    json_option,
-    parameter_options,
-    show,
-)
+from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.errors import SettingsError
 

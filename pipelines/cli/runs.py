@@ -280,11 +280,7 @@ def explain(run: str, as_json: bool, place: Place) -> None:
 @proof_options
 @functools.partial(environment_options, needed=("registry",))
 def upload(
-    pipeline: Path,
-    tags: tuple[str, ...],
-    as_json: bool,
-    environment: Environment,
-    proofs: Proofs,
+    pipeline: Path, tags: tuple[str, ...], as_json: bool, environment: Environment, proofs: Proofs
 ) -> None:
     """Upload PIPELINE, a compiled pipeline, to the registry.
 

@@ -307,7 +307,6 @@ def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> N
 
 
 def _unsupported_features(file: PipelineFile) -> list[str]:
-    """Returns features that a run here does not have: accelerators, and those of Kubernetes."""
     executors = Pipeline(file.spec).executors
     asking = [item for item in executors if mapping_at(item.container, "resources", "accelerator")]
     return [f"the accelerator of {item.where}" for item in asking] + [

@@ -108,7 +108,6 @@ def _inspect_images(path: str, label: str) -> Data:
 
 
 def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[str, Any]:
-    """Returns epochs and split, which is stratified where one of the classes is rare."""
     parameters: dict[str, Any] = {"epochs": min(max(trained // examples, 5), 60)}
     parameters |= {"stratify": True} if counts and min(counts.values()) < _RARE else {}
     return parameters | (

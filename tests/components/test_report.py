@@ -12,8 +12,7 @@ from shardline.components.html import relink_page
 from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.model_card import TrainingRecord
-from shardline.components.validate.report.plots import draw_confusion
-from shardline.components.validate.report.report import Origin
+from shardline.components.validate.report.report import Origin, draw_confusion
 from shardline.trainer.data.features import Feature
 from tests.helpers.pages import Page
 from tests.helpers.reports import (

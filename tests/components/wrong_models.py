@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components.model_store.champions import publish
-from shardline.components.preprocess.sources.datasets import Digits
+from shardline.components.preprocess.sources.directories import Digits
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import Blessing

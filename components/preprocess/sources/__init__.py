@@ -47,11 +47,11 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
     check_form(settings.source)
     _check_used(settings, form)
     if settings.source == "digits":
-        from shardline.components.preprocess.sources.datasets import Digits
+        from shardline.components.preprocess.sources.directories import Digits
 
         return Digits()
     if form == "tfds":
-        from shardline.components.preprocess.sources.datasets import Tfds
+        from shardline.components.preprocess.sources.directories import Tfds
 
         return Tfds(rest, data_dir=settings.data_dir)
     if form in ("images", "text"):

@@ -166,7 +166,6 @@ class Columns(TypedColumns):
 
 
 def _suffix(path: str) -> str:
-    """Returns the suffix of a file's name that says its format, before that of a compression."""
     return PurePosixPath(path.removesuffix(csv_text.detect_codec(path)[1])).suffix.lower()
 
 

@@ -172,7 +172,6 @@ class ColumnTypes:
         self._last, self.line = int(lines[-2:][0]), int(lines[-1])
 
     def _holds_rows(self, column_index: int, lines: Sequence[str]) -> bool:
-        """Returns whether the lines of a value are the end of a row, whole rows, and the beginning of one."""
         first, *whole, last = (line.split(self._delimiter) for line in lines)
         kinds = [*self.types.values()]
         rows = [[""] * column_index + first, *whole, last + [""] * (len(kinds) - column_index - 1)]

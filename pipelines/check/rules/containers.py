@@ -326,10 +326,7 @@ def caching(task: Task) -> Found:
             continue
         if _LOCATION.match(value) or ("table" in name and _TABLE.fullmatch(value)):
             shown = truncate(" ".join(value.split()), 60)
-            yield (
-                "SL513",
-                f"cached with {name} = {shown!r}: a later run on new data reuses the old result",
-            )
+            yield ("SL513", f"cached with {name} = {shown!r}: a later run on new data reuses the old result")
             return
 
 
@@ -344,7 +341,6 @@ def _may_change(task: Task) -> bool:
 
 
 def _is_passed_down(task: Task, name: str) -> bool:
-    """Whether an input is a parameter of the pipeline, directly or through outer DAGs."""
     outer = mapping_at(task.inputs("parameters"), name).get("componentInputParameter")
     if not isinstance(outer, str):
         return False
@@ -388,7 +384,6 @@ def placeholders(task: Task) -> Found:
 
 
 def _texts(task: Task) -> Iterator[str]:
-    """Yields every text of a task that the platform fills in: its container, constants and defaults."""
     yield from argv(task.container)
     for item in list_at(task.container, "env"):
         yield str(item.get("value", ""))

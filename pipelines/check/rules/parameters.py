@@ -109,7 +109,6 @@ def _values(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _places(known: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    """Yields the paths in parameters: the parameter, the path, and whether the run writes there."""
     form, _, path = str(known.get("source", "")).partition(":")
     if form in ("images", "text", "tfrecord", "table"):
         yield "source", path, False
