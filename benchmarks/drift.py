@@ -38,7 +38,7 @@ def read(directory: Path, settings: PreprocessSettings) -> Examples:
     """Returns the measured examples of a source, all of them in one split, with their labels."""
     manifest = preprocess(settings, directory)
     shards = manifest.splits["train"].shards
-    records = first_records(directory, manifest, shards, records=100_000, max_bytes=1 << 30)
+    records = first_records(directory, shards, records=100_000, max_bytes=1 << 30)
     return [
         {**measure(values, manifest), "label": manifest.class_names[values["label"][1][0]]}
         for values in records

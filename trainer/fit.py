@@ -197,7 +197,6 @@ def _report_shuffles(process: Process, train_data: Any, validation_data: Any, st
 def _settings(
     build_model: BuildModel, *, epochs: int, initial_epoch: int, options: Mapping[str, Any]
 ) -> TrainSettings:
-    """Returns the settings of the trainer; raises SettingsError for an unknown option."""
     for taken in sorted({"x", "y", "sample_weight"} & set(options)):
         raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
     check_options("fit", options, OPTIONS)

@@ -102,8 +102,6 @@ class Heartbeat:
 
 
 class _Bars(Terminal):
-    """One bar for the current work, and lines above it."""
-
     def __init__(self, stream: TextIO, facts: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

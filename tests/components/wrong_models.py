@@ -50,8 +50,8 @@ def build(*layers: keras.layers.Layer) -> keras.Model:
     """Returns a small compiled model; `layers` come before its last."""
     keras.utils.set_random_seed(0)
     flat = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
-    last = keras.layers.Dense(10, "softmax", name="last")
-    model = keras.Sequential([*flat, keras.layers.Dense(32, "relu"), *layers, last])
+    dense = keras.layers.Dense(32, "relu")
+    model = keras.Sequential([*flat, dense, *layers, keras.layers.Dense(10, "softmax", name="last")])
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 

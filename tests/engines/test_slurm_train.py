@@ -59,7 +59,9 @@ def test_a_stopped_job_ends_with_the_weights_of_an_undisturbed_one_to_the_bit(
     (text,) = [block for block in blocks(ROOT / "docs" / "clusters.md", "bash") if "program.py" in block]
     paths = ["--dataset", directory / "data", "--model-dir", out]
     program = map(str, [sys.executable, "-m", "shardline.trainer.task", *paths, *TRAINER_OPTIONS])
-    (tmp_path / "job.sh").write_text(text.replace("python program.py", shlex.join(program)))
+    (tmp_path / "job.sh").write_text(
+        text.replace("python -m shardline.trainer.program program.py", shlex.join(program))
+    )
     slow.touch()
     job = slurm.run("sbatch", "--parsable", f"--output={log}", tmp_path / "job.sh")
     # Of two checkpoints the first is complete for certain.

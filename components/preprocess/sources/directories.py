@@ -22,7 +22,6 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.keras_compat import tensorflow_internals
 
 #: Bytes of the largest text: about a novel's; every example is in memory many times.
 LARGEST_BYTES = 1 << 20
@@ -199,6 +198,8 @@ class Tfds:
 
     def __init__(self, name: str, *, data_dir: str = "") -> None:
         try:
+            from shardline.trainer.keras_compat import tensorflow_internals  # loads numpy
+
             tensorflow_internals.import_tensorflow()
             import tensorflow_datasets as tfds
         except ImportError:
@@ -210,8 +211,8 @@ class Tfds:
         splits = self._builder.info.splits
         self._splits = [split for split in SPLITS if split in splits]
         if others := [f"{split} ({splits[split].num_examples:,})" for split in splits if split not in SPLITS]:
-            left_out = f"only {', '.join(SPLITS)} are read, not {', '.join(others)}"
-            progress.report("preprocess", f"tfds:{name}: {left_out}")
+            text = f"tfds:{name}: only {', '.join(SPLITS)} are read, not {', '.join(others)}"
+            progress.report("preprocess", text)
 
     def __len__(self) -> int:
         return sum(self._builder.info.splits[split].num_examples for split in self._splits)
