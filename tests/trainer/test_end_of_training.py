@@ -254,6 +254,49 @@ def test_a_step_that_returns_no_loss_is_checked_by_its_weights(dataset, tmp_path
 
 
 @keras.saving.register_keras_serializable("tests")
+class Masked(keras.layers.Layer):
+    """Has a constant -inf, a weight that stays so, and a state that becomes so."""
+
+    def build(self, shape):
+        excluded = keras.initializers.Constant(-np.inf)
+        self.constant = self.add_weight(shape=(), initializer=excluded, trainable=False)
+        self.learned = self.add_weight(shape=(), initializer=excluded)
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.seen.assign(self.constant)
+        return inputs * (1 + keras.ops.exp(self.constant) + keras.ops.exp(self.learned))
+
+
+def masked(dataset, kind=keras.Model):
+    model = dense(dataset, "sgd")
+    outputs = model.layers[-1](Masked()(model.layers[-2].output))
+    own = kind(model.inputs, outputs)
+    own.compile(keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True), LOSS)
+    return own
+
+
+@keras.saving.register_keras_serializable("tests")
+class QuietlyMasked(keras.Model):
+    def train_step(self, data):
+        super().train_step(data)
+        return {"accuracy": keras.ops.ones(())}
+
+
+def quietly_masked(dataset):
+    return masked(dataset, QuietlyMasked)
+
+
+@pytest.mark.parametrize("model", ["masked", "quietly_masked"])
+def test_what_is_not_finite_at_the_start_is_trained_saved_and_resumed(dataset, tmp_path, model):
+    run(dataset, tmp_path, model=model, max_steps=4, checkpoint_steps=2)
+    run(dataset, tmp_path, model=model)
+
+    (layer,) = (item for item in load_model(tmp_path / "model.keras").layers if isinstance(item, Masked))
+    assert [float(weight) for weight in layer.weights] == [-np.inf] * 3
+
+
+@keras.saving.register_keras_serializable("tests")
 class Undefined(keras.metrics.SparseCategoricalAccuracy):
     def result(self):
         return super().result() * np.nan

@@ -20,6 +20,7 @@ from shardline.trainer.base.errors import DivergedError, ModelError, SettingsErr
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.keras_compat.keras_internals import (
     accumulators,
+    moving_averages,
     optimizers,
     random_state,
     updating_optimizers,
@@ -218,6 +219,11 @@ class TrainingState:
             lambda: [self._variables[name].value for name in self._own], autograph=False
         )
         self._assign_own = tf.function(self._assign, autograph=False)
+        started = [each for each in self._variables.values() if each.synchronization != "on_read"]
+        # What is not finite at the start, a constant -inf, may stay so, and so may its moving average.
+        self._exempt = {id(each) for each in started} - {id(each) for each in finite_variables(started)}
+        averages = [pair for each in updating_optimizers(model) for pair in moving_averages(each)]
+        self._exempt |= {id(average) for variable, average in averages if id(variable) in self._exempt}
         sums = {id(variable) for variable in accumulators(model)}
         self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}
         self._callbacks = CallbackStates(callbacks)
@@ -256,16 +262,17 @@ class TrainingState:
         return Snapshot(position, arrays, host)
 
     def first_not_finite(self, snapshot: Snapshot) -> str:
-        """Returns the name of the first variable of model or optimizer that is not finite, or ""."""
-        for name in self._variables:
-            value = snapshot.arrays[name]
-            # A float64 sum of finite float32 is finite, and needs one pass over the data.
-            if not name.startswith("metric/") and keras.backend.is_float_dtype(value.dtype.name):
-                with np.errstate(invalid="ignore"):
-                    total = np.sum(value, dtype=np.float64)
-                if not np.isfinite(total):
-                    return name
+        """Returns the first trainable weight or optimizer's variable that is no longer finite, or ""."""
+        trained = set(self._trained_names())
+        for name, variable in self._variables.items():
+            judged = name in trained or name.startswith("optimizer/")
+            if judged and id(variable) not in self._exempt and not _is_finite(snapshot.arrays[name]):
+                return name
         return ""
+
+    def _trained_names(self) -> list[str]:
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        return [name for name, variable in self._variables.items() if id(variable) in trained]
 
     def gather_callbacks(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
         """Returns the snapshot with the callback states of other replicas where they differ. A collective.
@@ -278,8 +285,7 @@ class TrainingState:
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
         updating = updating_optimizers(self._model)
         rates = sum(float(keras.ops.convert_to_numpy(each.learning_rate)) for each in updating)
-        trained = {id(variable) for variable in self._model.trainable_variables}
-        names = [name for name, variable in self._variables.items() if id(variable) in trained]
+        names = [name for name in self._trained_names() if id(self._variables[name]) not in self._exempt]
         squares = float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
         table = collectives.gather_values([digest, len(packed), squares, rates])
         if len({row[3] for row in table}) > 1:
@@ -327,6 +333,18 @@ class TrainingState:
         """Assigns the values; TensorFlow divides sums over the replicas (metrics) among them."""
         for name, value in values.items():
             self._variables[name].assign(value)
+
+
+def finite_variables(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Returns the variables that are finite now."""
+    return [each for each in variables if _is_finite(np.asarray(tf.convert_to_tensor(each)))]
+
+
+def _is_finite(value: npt.NDArray[Any]) -> bool:
+    # A float64 sum of finite float32 is finite, and needs one pass over the data.
+    with np.errstate(invalid="ignore"):
+        floats = keras.backend.is_float_dtype(value.dtype.name)
+        return not floats or bool(np.isfinite(np.sum(value, dtype=np.float64)))
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:

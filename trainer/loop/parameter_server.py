@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.checkpoint.state import finite_variables
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import accepts_connections
 from shardline.trainer.keras_compat.keras_internals import (
@@ -112,6 +113,7 @@ class Workers:
     ) -> WorkerStep:
         """Returns the model's `train_step` or `test_step` as a function of an undecoded batch."""
         variables = model.metrics_variables
+        weights = finite_variables(model.trainable_variables)
         counters = [v for item in optimizers(model) for v in item.variables if v.name == "iteration"]
         names = flat_logs(model.get_metrics_result()).keys()
         shapes: dict[str, tuple[int, ...]] = {}
@@ -125,7 +127,7 @@ class Workers:
             shapes.update({name: tuple(value.shape) for name, value in values.items()})
             others = [tf.reshape(value, [-1]) for value in values.values()]
             # One vector, as every tensor would be fetched by a call of its own.
-            parts = ([is_finite(model, logs)], *sums, *others)
+            parts = ([is_finite(logs, weights)], *sums, *others)
             return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=0)
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]

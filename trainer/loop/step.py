@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
+from shardline.trainer.checkpoint.state import finite_variables
 from shardline.trainer.cluster.collectives import GradientExchange, Summation
 from shardline.trainer.keras_compat.keras_internals import (
     flat_logs,
@@ -201,6 +202,7 @@ class StepLoop:
         strategy, model = self._strategy, self._model
         replicas = float(strategy.num_replicas_in_sync)
         train_step = model.train_step
+        weights = finite_variables(model.trainable_variables)
         if self._jit_compile:
             train_step = tf.function(train_step, jit_compile=True, autograph=False)
 
@@ -210,7 +212,7 @@ class StepLoop:
             with self._exchange.weighted(share), replica_share(lambda: share * replicas):
                 logs = train_step(data)
             self._custom_logs.keep(logs, share * replicas)
-            return is_finite(model, logs)
+            return is_finite(logs, weights)
 
         def take(
             batches: Iterator[Any], i: tf.Tensor, size: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor
@@ -338,14 +340,14 @@ def metric_shapes(model: keras.Model) -> Shapes:
     return {name: np.shape(value) for name, value in flat_logs(model.get_metrics_result()).items()}
 
 
-def is_finite(model: keras.Model, logs: Mapping[str, Any]) -> tf.Tensor:
+def is_finite(logs: Mapping[str, Any], weights: Sequence[keras.Variable]) -> tf.Tensor:
     """Returns whether a step's losses are finite; without a loss, whether the weights are.
 
     Keras' own loss is a running mean: once not finite, it stays so until the epoch ends.
     """
     flat = flat_logs(logs)
     losses = [flat["loss"]] if "loss" in flat else [v for name, v in flat.items() if name.endswith("loss")]
-    watched = losses or [tf.convert_to_tensor(variable) for variable in model.trainable_variables]
+    watched = losses or [tf.convert_to_tensor(variable) for variable in weights]
     checks = [tf.reduce_all(tf.math.is_finite(tf.cast(value, tf.float32))) for value in watched]
     return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
