@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_type_hints
 
@@ -101,12 +101,12 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def run(settings: TrainSettings) -> dict[str, float]:
+def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
-    cluster = read_cluster(os.environ)  # raises its errors before TensorFlow is loaded
+    cluster = read_cluster(environ)  # raises its errors before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads, which must not receive the signal.
     with (
-        fail_fast_marker.refuse_repeated_failure(settings, cluster, os.environ),
+        fail_fast_marker.refuse_repeated_failure(settings, cluster, environ),
         Preemption(settings.grace_period) as preemption,
     ):
         from shardline.trainer.keras_compat import tensorflow_internals
@@ -115,7 +115,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
         tensorflow_internals.import_tensorflow()
         from shardline.trainer.train import train  # after the settings have been checked
 
-        return train(settings, os.environ, preemption)
+        return train(settings, environ, preemption)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

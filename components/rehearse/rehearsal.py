@@ -159,7 +159,7 @@ def rehearse(
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
-            task.run(_one_step(settings, few, model, sample))
+            task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
             _judge(model, few, sample, training.model, gate)
     progress.report(
         _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"

@@ -59,8 +59,9 @@ def run(dataset, tmp_path, **changes):
 
 
 def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_only_its_directory(
-    dataset, tmp_path, reports
+    dataset, tmp_path, reports, monkeypatch
 ):
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # in the script of sbatch
     before = sorted(dataset.iterdir())
     base = run(dataset, tmp_path)
 

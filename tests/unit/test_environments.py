@@ -1,5 +1,7 @@
 """Clusters by the variables of Slurm and other launchers: what is found, and errors for what is malformed."""
 
+import json
+
 import pytest
 
 from shardline.trainer.base.errors import ClusterError
@@ -53,13 +55,28 @@ def test_a_step_on_one_node_is_a_cluster_on_loopback():
     assert read_cluster(step(0, "n1", "2", 2)).is_chief
 
 
+SBATCH = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
+ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}'
+
+
 @pytest.mark.parametrize(
     "variables",
     [
         {},
         step(0, "n1", "1", 1),
-        {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"},  # the script of sbatch
+        {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},  # the script of sbatch
+        {**step(0, "n1", "1", 1), "SLURM_NTASKS": "4"},  # a step of one task in an allocation for four
+        {**step(0, "n1", "1", 1), "PMIX_RANK": "0", "WORLD_SIZE": "1"},  # srun --mpi=pmix
         {**step(), "CLUSTER_SPEC": "{}"},  # the only replica of a job
+        {
+            **SBATCH,
+            "WORLD_SIZE": "4",
+            "CLUSTER_SPEC": ONE_REPLICA,
+        },  # as `launch` starts it, whatever is around it
+        {**SBATCH, "SHARDLINE_HOSTS": "localhost"},
+        {"SHARDLINE_HOSTS": "n1"},
+        {"RANK": "3"},  # of anything
+        {"WORLD_SIZE": "large"},
         {**step(), "SHARDLINE_HOSTS": "localhost"},  # tasks that are asked to train alone
         {"JOB_COMPLETION_INDEX": "0", "SHARDLINE_HOSTS": "localhost"},
         {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "t-0", "SHARDLINE_HOSTS": "t-0.t"},
@@ -87,6 +104,14 @@ def test_jobs_and_steps_do_not_meet():
         (step(nodes=""), "SLURM_STEP_NODELIST is '', which is no list of hosts"),
         (step(nodes="n[1-"), "no list of hosts"),
         (step(nodes="n[1-99999999]"), "more than 65536"),
+        (step(nodes="n[0-65535][0-65535]"), "more than 65536"),
+        (step(nodes="n" + "[0-9]" * 400), "more than 65536"),
+        (step(nodes=",".join(["n[1-40000]"] * 1000)), "more than 65536"),
+        (step(counts="1(x999999)" + ",1(x999999)" * 10000), "no list of numbers"),
+        (
+            step(size=999999999, nodes="n1", counts="999999"),
+            "SLURM_STEP_NUM_TASKS is '999999999', which is not",
+        ),
         (step(counts="2,x"), "no list of numbers"),
         (step(counts="2,2"), "which is not SLURM_STEP_NUM_TASKS 3 on SLURM_STEP_NODELIST"),
         (step(counts="3"), "which is not"),
@@ -102,11 +127,23 @@ def test_names_what_is_malformed(variables, message):
 POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "t-1", "SHARDLINE_HOSTS": "t-[0-2].t"}
 
 
+LEFTOVER, PAIR = (
+    {"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})}
+    for hosts in (["a:1"], ["a:1", "b:1"])
+)
+
+
 def mpi(rank, size, local, hosts=""):
     """Variables that mpirun of Open MPI 4.1 sets."""
     counts = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": local}
     variables = {f"OMPI_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
     return {**variables, "PMIX_NAMESPACE": "646184961", "SHARDLINE_HOSTS": hosts}
+
+
+def torch(rank, size, local, hosts=""):
+    """Variables that torchrun sets."""
+    counts = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": 29500}
+    return {name: str(count) for name, count in counts.items()} | {"SHARDLINE_HOSTS": hosts}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +155,14 @@ def mpi(rank, size, local, hosts=""):
          "Kubernetes, 5 tasks on j-c-0-0.j, j-w-0-0.j, j-w-0-1.j, j-w-1-0.j and 1 more"),
         (mpi(1, 2, 2), "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
         (mpi(2, 3, 1, "a,a,b"), "worker-2", ["a", "a", "b"], "Open MPI, 3 tasks on a, b"),
+        # mpirun has started its daemons as a step of Slurm
         ({**mpi(1, 2, 2), **step(0)}, "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
+        (torch(1, 2, 2), "worker-1", ["127.0.0.1"] * 2, "torchrun, 2 tasks on 127.0.0.1"),
+        (torch(2, 3, 1, "a,a,b"), "worker-2", ["a", "a", "b"], "torchrun, 3 tasks on a, b"),
+        # on the node of an allocation for more, and as scripts set it for each task of a step
+        ({**torch(1, 2, 2), **SBATCH}, "worker-1", ["127.0.0.1"] * 2, "torchrun, 2 tasks on 127.0.0.1"),
+        ({**torch(1, 2, 1), **step(1, "n1", "2", 2)}, "worker-1", ["127.0.0.1"] * 2,
+         "Slurm job 12, 2 tasks on n1"),
     ],
 )  # fmt: skip
 def test_other_launchers(variables, name, hosts, origin):
@@ -139,11 +183,55 @@ def test_other_launchers(variables, name, hosts, origin):
         (mpi(0, 4, 2, "a,a,b"), "not the host of each of 4 ranks"),
         (mpi(0, 4, 2, "a,b,b,b"), "with 2 of them on the host of rank 0"),
         (mpi(4, 4, 2, "a,a,b,b"), "RANK is '4'"),
+        (torch(0, 4, 2), "WORLD_SIZE is 4: one task of torchrun"),
+        (SBATCH, "SLURM_NTASKS is '3', .*; start the program with srun, or SHARDLINE_HOSTS=localhost"),
+        ({"SHARDLINE_HOSTS": "n[1-2]"}, "HOSTS is 'n.1-2.', .* is not known; set TF_CONFIG for each task"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', so there are several tasks"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is '2'"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK is '1'"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE is '2'"),  # MPICH, Intel MPI
+        ({"PMIX_RANK": "0"}, "PMIX_RANK is '0'"),  # which tells no number
+        (
+            {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}'},
+            "TF_CONFIG, with the",
+        ),
+        ({**SBATCH, "TF_CONFIG": "{}"}, "SLURM_NTASKS"),  # none, as in TensorFlow
+        # a TF_CONFIG of one host, left over in an image
+        ({**LEFTOVER, **SBATCH}, "SLURM_NTASKS is '3', so there are several tasks, but TF_CONFIG has 1"),
+        ({**LEFTOVER, **step()}, "SLURM_STEP_NUM_TASKS is '3', .* but TF_CONFIG has 1"),
+        ({**LEFTOVER, **torch(0, 2, 2)}, "WORLD_SIZE is '2', .* but TF_CONFIG has 1"),
+        ({**LEFTOVER, "JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX is '1', .* but TF_CONFIG has 1"),
+        # torchrun inside the tasks of srun or mpirun, and another number of tasks than TF_CONFIG has
+        (
+            {**torch(0, 4, 4), **step(0, "n1", "2", 2)},
+            "disagree: Slurm job 12, 2 tasks on n1, but WORLD_SIZE is '4'",
+        ),
+        (
+            {**mpi(0, 2, 2), **torch(0, 4, 4)},
+            "two launchers disagree: Open MPI, 2 tasks on .*, but WORLD_SIZE is '4'",
+        ),
+        ({**PAIR, **step()}, "two launchers disagree: TF_CONFIG has 2, but SLURM_STEP_NUM_TASKS is '3'"),
+        ({**PAIR, "SHARDLINE_HOSTS": "n[1-4]"}, "TF_CONFIG has 2, but SHARDLINE_HOSTS is"),
     ],
 )
 def test_several_tasks_without_their_hosts_are_refused(variables, message):
     with pytest.raises(ClusterError, match=message):
         read_cluster(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        PAIR,
+        {**PAIR, **step(0, "n1", "2", 2)},  # made from Slurm's variables
+        {**PAIR, **SBATCH},  # by a script that starts its own processes
+        {**PAIR, **step(), "RAY_JOB_ID": "1"},  # Ray, whose nodes are tasks of Slurm
+        {**PAIR, **step(), "CLUSTER_SPEC": ONE_REPLICA},  # `launch` in a task of Slurm
+        {**PAIR, "WORLD_SIZE": "2", "RANK": "0"},
+    ],
+)
+def test_tf_config_stands_where_launchers_agree_or_are_outside(variables):
+    assert read_cluster(variables).hosts == ("a:1", "b:1")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ClusterError
-from shardline.trainer.cluster.environments import find_tasks
+from shardline.trainer.cluster.environments import HOSTS_VARIABLE, check_sizes, find_tasks
 
 # Task types, those that train in TensorFlow's order.
 _TASKS = ("chief", "worker", "ps", "evaluator")
@@ -124,14 +124,23 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
     """
     text = environ.get("TF_CONFIG", "").strip()
     secret = environ.get(SECRET_VARIABLE, "")
-    if not text:
-        # A custom job sets CLUSTER_SPEC in each replica, and TF_CONFIG where there are several.
+    config = files.parse_json(text or "{}", "TF_CONFIG", ClusterError)
+    # What starts replicas within the tasks of another launcher: a custom job sets CLUSTER_SPEC in each, and
+    # TF_CONFIG where there are several; Ray sets this.
+    is_inner = bool(environ.get("CLUSTER_SPEC") or environ.get("RAY_JOB_ID"))
+    if config == {}:  # as in TensorFlow
+        if _pools(environ).get("workerpool1") and environ.get(HOSTS_VARIABLE) != "localhost":
+            raise ClusterError(
+                "CLUSTER_SPEC has workers, but TF_CONFIG, with the addresses of all, is not set"
+            )
         found = None if environ.get("CLUSTER_SPEC") else find_tasks(environ)
         if found is None:
             return ClusterConfig()
         return ClusterConfig("worker", found.rank, found.hosts, (), False, secret, found.origin)
-    config = files.parse_json(text, "TF_CONFIG", ClusterError)
     tasks = _tasks(config, text)
+    if not is_inner:
+        count = sum(map(len, tasks.values()))
+        check_sizes(environ, count, f"TF_CONFIG has {count}")
     if "reduction server" in environ.get(ACCELERATORS_VARIABLE, ""):
         tasks.pop("ps", None)
     task_type, task_index = _this_task(config, tasks)
@@ -199,7 +208,12 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
 
 def has_evaluator(environ: Mapping[str, str]) -> bool:
     """Whether the job has an evaluator: Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
+    return bool(_pools(environ).get("workerpool3"))
+
+
+def _pools(environ: Mapping[str, str]) -> Mapping[str, Any]:
     with contextlib.suppress(ClusterError, AttributeError):  # a CLUSTER_SPEC that is not Vertex AI's
         spec = files.parse_json(environ.get("CLUSTER_SPEC") or "{}", "CLUSTER_SPEC", ClusterError)
-        return bool(spec.get("cluster", {}).get("workerpool3"))
-    return False
+        pools = spec.get("cluster", {})
+        return pools if isinstance(pools, dict) else {}
+    return {}

@@ -1,7 +1,8 @@
 """Environments: the tasks that Slurm and others start, found from the variables that they give each of them.
 
 A row of `ROWS` takes the environment and returns this task and the addresses of all, or None where its
-launcher has not started this process. Raises ClusterError for variables that contradict each other.
+launcher has not started this process. Raises ClusterError for variables that contradict each other, and for
+those of several tasks that cannot find each other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 import socket
 import subprocess
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -26,9 +28,24 @@ Addresses: TypeAlias = Callable[[tuple[str, ...]], Mapping[str, str]]
 HOSTS_VARIABLE = "SHARDLINE_HOSTS"
 # Ports of jobs on the same nodes: 1,420 slots of 16, all below those that Linux gives to clients.
 _FIRST_PORT, _SLOTS, _SLOT = 10000, 1420, 16
+# Most tasks of a cluster: a list of hosts is refused before it fills the memory.
+_MOST = 2**16
 _RANGES = r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*"
 _HOSTS = re.compile(rf"((?:[^\[\],\s]|\[{_RANGES}\])+)(?:,|$)")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+# Variables with the number of tasks that a launcher has started, and with the rank of this one, which shows
+# that there are several where it sets no number; also of launchers that have no row.
+_SIZES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("WORLD_SIZE", ""),  # RANK alone may be anything
+    ("SLURM_STEP_NUM_TASKS", ""),  # the batch script has a rank, too
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("HOROVOD_SIZE", "HOROVOD_RANK"),
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("", "JOB_COMPLETION_INDEX"),
+)
+_STEP, _ALLOCATION = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
 
 
 @dataclass(frozen=True)
@@ -47,8 +64,51 @@ def find_tasks(environ: Mapping[str, str]) -> Tasks | None:
     """Returns several tasks as the first row finds them that matches; None for a process by itself."""
     if environ.get(HOSTS_VARIABLE) == "localhost":
         return None
-    found = (row(environ) for row in ROWS)
-    return next((tasks for tasks in found if tasks and len(tasks.hosts) > 1), None)
+    for row in ROWS:
+        if (tasks := row(environ)) and len(tasks.hosts) > 1:
+            # mpirun starts its daemons as a step of Slurm, with a task a node.
+            outer = {name: text for name, text in environ.items() if row is not open_mpi or name != _STEP}
+            check_sizes(outer, len(tasks.hosts), tasks.origin)
+            return tasks
+    check_sizes(environ, 1, "where the others are is not known")
+    return None
+
+
+def check_sizes(environ: Mapping[str, str], tasks: int, origin: str) -> None:
+    """Raises ClusterError where a launcher has started several tasks, and not the number that was found.
+
+    `origin` describes the tasks that were found, or says why there is only one.
+    """
+    if environ.get(HOSTS_VARIABLE) == "localhost":
+        return
+    for name, size, is_exact in _started(environ):
+        if size > 1 and tasks == 1:
+            remedy = "start the program with srun" if name == _ALLOCATION else "set TF_CONFIG for each task"
+            raise ClusterError(
+                f"{name} is {environ[name][:80]!r}, so there are several tasks, but {origin}; {remedy}, or "
+                f"{HOSTS_VARIABLE}=localhost where each trains alone"
+            )
+        if is_exact and size not in (1, tasks):
+            raise ClusterError(
+                f"two launchers disagree: {origin}, but {name} is {environ[name][:80]!r}; "
+                "start the program with one of them only"
+            )
+
+
+def _started(environ: Mapping[str, str]) -> Iterator[tuple[str, int, bool]]:
+    """Yields variables that tell how many tasks a launcher has started, the number, and if it is exact."""
+    numbers = {name: int(text) for name, text in environ.items() if re.fullmatch("[0-9]{1,9}", text)}
+    for size, rank in _SIZES:
+        if size in numbers:
+            yield size, numbers[size], True
+        elif rank in numbers:
+            yield rank, numbers[rank] + 1, False
+    if environ.get(HOSTS_VARIABLE):
+        yield HOSTS_VARIABLE, len(expand_hosts(environ, HOSTS_VARIABLE)), True
+    if _STEP not in environ and _ALLOCATION in numbers:  # which may hold many steps
+        yield _ALLOCATION, numbers[_ALLOCATION], False
+    if "PMIX_RANK" in environ and not any(size in numbers for size, _ in _SIZES):  # PMIx has none
+        yield "PMIX_RANK", 2, False
 
 
 def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
@@ -69,10 +129,10 @@ def _node_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
     command = ["scontrol", "show", "node", "--oneliner", ",".join(names)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
+    except OSError as error:  # not in PATH, or too many names for a command
         raise ClusterError(
-            f"nodes {', '.join(names)} are not all in DNS, and scontrol, which knows their addresses, "
-            "is not in PATH"
+            f"nodes {', '.join(names)[:80]} are not all in DNS, and scontrol, which knows their addresses, "
+            f"cannot be run: {error.strerror}"
         ) from None
     except subprocess.TimeoutExpired:
         raise RunError("scontrol show node, asked for the addresses of nodes, took more than 60 s") from None
@@ -87,9 +147,9 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
 
     The variables are those of https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
     """
-    if "SLURM_STEP_NUM_TASKS" not in environ:
+    if _STEP not in environ:
         return None
-    size = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
+    size = _number(environ, _STEP, 1, _MOST + 1)
     rank = _number(environ, "SLURM_PROCID", 0, size)
     job, step = (_number(environ, f"SLURM_{name}_ID", 0) for name in ("JOB", "STEP"))
     nodes = expand_hosts(environ, "SLURM_STEP_NODELIST")
@@ -124,28 +184,31 @@ def expand_hosts(environ: Mapping[str, str], name: str) -> list[str]:
         match = _HOSTS.match(text, position)
         if not match:
             raise ClusterError(f"{name} is {text[:80]!r}, which is no list of hosts such as 'n[1-3],m1'")
-        parts = enumerate(re.split(r"\[(.*?)\]", match[1]))
-        choices = (_expand_range(part) if odd % 2 else [part] for odd, part in parts)
+        choices, product = list[list[str]](), 1
+        for odd, part in enumerate(re.split(r"\[(.*?)\]", match[1])):
+            ranges = [each.partition("-") for each in part.split(",")] if odd % 2 else []
+            sizes = [max(0, int(last or first) - int(first) + 1) for first, _, last in ranges]
+            product *= sum(sizes) if odd % 2 else 1
+            if len(hosts) + product > _MOST:
+                raise ClusterError(f"{name} is {text[:80]!r}, which has more than {_MOST} hosts")
+            numbers = [
+                str(int(first) + n).zfill(len(first))
+                for (first, _, _), size in zip(ranges, sizes, strict=True)
+                for n in range(size)
+            ]
+            choices.append(numbers if odd % 2 else [part])
         hosts += map("".join, itertools.product(*choices))
         position = match.end()
     return hosts
 
 
-def _expand_range(text: str) -> list[str]:
-    numbers = []
-    for first, _, last in (part.partition("-") for part in text.split(",")):
-        if int(last or first) - int(first) >= 2**16:
-            raise ClusterError(f"{first}-{last} is a range of more than {2**16} numbers")
-        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
-    return numbers
-
-
 def _expand_counts(environ: Mapping[str, str], name: str) -> list[int]:
     text = environ.get(name, "")
     matches = [_COUNT.fullmatch(part) for part in text.split(",")]
-    if None in matches:
+    counts = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
+    if None in matches or sum(times for _, times in counts) > _MOST:
         raise ClusterError(f"{name} is {text[:80]!r}, which is no list of numbers such as '2(x3),1'")
-    return [int(m[1]) for m in matches if m for _ in range(int(m[2] or 1))]
+    return [count for count, times in counts for _ in range(times)]
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, end: int = 2**32) -> int:
@@ -157,9 +220,12 @@ def _number(environ: Mapping[str, str], name: str, least: int, end: int = 2**32)
 
 
 def _add_ports(hosts: Sequence[str], slot: int) -> tuple[str, ...]:
-    numbers = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    first, pairs = _FIRST_PORT + slot % _SLOTS * _SLOT, zip(hosts, numbers, strict=True)
-    return tuple(f"[{host}]:{first + n}" if ":" in host else f"{host}:{first + n}" for host, n in pairs)
+    ports, addresses = Counter[str](), []
+    for host in hosts:
+        port = _FIRST_PORT + slot % _SLOTS * _SLOT + ports[host]
+        ports[host] += 1
+        addresses.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return tuple(addresses)
 
 
 def _on(tasks: int, hosts: Sequence[str]) -> str:
@@ -188,26 +254,44 @@ def kubernetes(environ: Mapping[str, str]) -> Tasks | None:
 
 
 def open_mpi(environ: Mapping[str, str]) -> Tasks | None:
-    """Returns the ranks of Open MPI, which does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
+    """Returns the ranks of Open MPI.
 
     The variables are those of https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html.
     """
-    rank, size, local = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))
+    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return _ranks(environ, "Open MPI", names, "PMIX_NAMESPACE")
+
+
+def torchrun(environ: Mapping[str, str]) -> Tasks | None:
+    """Returns the ranks of torchrun.
+
+    The variables are those of https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+    """
+    return _ranks(environ, "torchrun", ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"), "MASTER_PORT")
+
+
+def _ranks(environ: Mapping[str, str], launcher: str, names: Sequence[str], job: str) -> Tasks | None:
+    """Returns the ranks of a launcher that does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
+
+    `names` are its variables with the number of ranks, the own one, and the number on this machine; `job` is
+    the one that other jobs on the same machine have with another value.
+    """
+    size, rank, local = names
     if not environ.get(size) or rank not in environ:
         return None
-    tasks = _number(environ, size, 1)
+    tasks = _number(environ, size, 1, _MOST + 1)
     own = _number(environ, rank, 0, tasks)
     hosts = ["127.0.0.1"] * tasks
     if tasks > 1 and environ.get(local) != environ[size]:
-        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of Open MPI", "rank", "n1,n1,n2")
+        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of {launcher}", "rank", "n1,n1,n2")
         here = environ.get(local, "some")
         if len(hosts) != tasks or here not in ("some", str(hosts.count(hosts[own]))):
             raise ClusterError(
                 f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
                 f"ranks, with {here} of them on the host of rank {own}"
             )
-    addresses = _add_ports(hosts, zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode()))
-    return Tasks(own, addresses, f"Open MPI, {_on(tasks, list(dict.fromkeys(hosts)))}")
+    addresses = _add_ports(hosts, zlib.crc32(environ.get(job, "").encode()))
+    return Tasks(own, addresses, f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
 
 
 def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
@@ -220,4 +304,9 @@ def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: st
 
 
 #: The launchers, in the order in which they are asked: mpirun may itself be started by Slurm.
-ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (open_mpi, slurm, kubernetes)
+ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (
+    open_mpi,
+    slurm,
+    kubernetes,
+    torchrun,
+)
