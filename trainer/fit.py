@@ -10,9 +10,9 @@ import json
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import RunPlan, TrainingRun, Watchdog
+from shardline.trainer.loop.run import TrainingRun, Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
@@ -44,36 +44,6 @@ OPTIONS = (
     *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile"),
     *("max_steps", "max_time", "seed", "stall_timeout", "steps_per_execution"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FitRun(TrainingRun):
-    """A training run on batches of any data, validated after some epochs."""
-
-    evaluates_final_weights: ClassVar[bool] = False  # as in `keras.Model.fit`
-    reads_again: ClassVar[bool] = True
-    data: Batches
-    frequency: int | Collection[int]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
-        return self.data.steps
-
-    def epoch(self, at: Position) -> RunPlan:
-        """Returns the remaining steps of a position's epoch."""
-        done = self.data.next_step(at)
-        return RunPlan(at.examples, done, self.data.sizes(at.epoch)[done:])
-
-    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
-        """Names the batch of a step."""
-        return f"batch {plan.first_step + step + 1:,} of the epoch"
-
-    def validates(self, epoch: int) -> bool:
-        """Whether the validation data is evaluated after an epoch, from 0."""
-        if isinstance(self.frequency, int):
-            return (epoch + 1) % self.frequency == 0
-        return epoch + 1 in self.frequency
 
 
 def fit(
@@ -224,10 +194,10 @@ def _make_run(
     data: Batches,
     checkpoint_dir: str | Path | None,
     frequency: int | Collection[int],
-) -> _FitRun:
+) -> TrainingRun:
     strategies.check_settings(settings, process.strategy_name)
     limit = settings.stall_timeout if process.cluster.tasks else 0.0
-    return _FitRun(
+    return TrainingRun(
         settings=settings,
         cluster=process.cluster,
         peers=process.peers,
@@ -236,11 +206,11 @@ def _make_run(
         checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
         watchdog=Watchdog(process.cluster.name, limit),
         data=data,
-        frequency=frequency,
+        validation_freq=frequency,
     )
 
 
-def _check_same_call(run: _FitRun, model: keras.Model, validation: Batches | None) -> None:
+def _check_same_call(run: TrainingRun, model: keras.Model, validation: Batches | None) -> None:
     """Raises SettingsError when the call differs between processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
@@ -261,7 +231,7 @@ def _check_same_call(run: _FitRun, model: keras.Model, validation: Batches | Non
 
 
 def _train(
-    run: _FitRun,
+    run: TrainingRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: Batches | None,
@@ -278,7 +248,7 @@ def _train(
         weigh_output_losses(model)
 
     def engine(position: Position) -> Engine:
-        return make_engine(run, model, run.data, validation, position, batch=run.data.first_batch)
+        return make_engine(run, model, validation, position, batch=run.data.first_batch)
 
     steps = initial_epoch * run.data.steps
     beginning = ResumePoint(

@@ -110,7 +110,7 @@ def predict(
         counts = _step_counts(batches.steps, process, shown)
         parts = [tf.nest.map_structure(np.asarray, step(iterator)) for count in counts for _ in range(count)]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
-        size = getattr(batches, "padded", None)
+        size = batches.padded
         arrays = [_gather(process, batches, leaf)[:size] for leaf in leaves]
         return tf.nest.pack_sequence_as(parts[0], arrays)
 

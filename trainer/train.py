@@ -38,7 +38,14 @@ from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
-from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
+from shardline.trainer.loop.run import (
+    DatasetRun,
+    Watchdog,
+    announce,
+    input_pipeline,
+    load_data,
+    write_settings,
+)
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
 from shardline.trainer.models import saving
 from shardline.trainer.models.interface import Interface, check_export, read_interface
@@ -72,13 +79,12 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         process = stack.enter_context(join_cluster(settings, cluster, name, own))
         prefix = f"shardline-{cluster.name}-"
         scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=prefix)
+        split = "validation" if cluster.role == "evaluator" else "train"
         run = DatasetRun(
-            settings=settings,
-            cluster=cluster,
-            peers=process.peers,
-            strategy=process.strategy,
-            strategy_name=name,
+            **vars(process),
             checkpoints=dirs.checkpoints,
+            data=input_pipeline(process, manifest, split),
+            evaluates_final_weights=True,
             watchdog=Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
             manifest=manifest,
@@ -114,10 +120,9 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
-    feed = run.input_pipeline("train")
     prepared = run.preparation()
-    model, interface = _assemble(run, feed, prepared)
-    feed = replace(feed, forms=interface.forms, order=interface.order)
+    model, interface = _assemble(run, prepared)
+    run = replace(run, data=_formed(run.data, interface))
     if chief:
         announce(run, interface)
     counters = Counters(run.replicas)
@@ -125,8 +130,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     def engine(position: Position) -> Engine:
         validation = None
         if "validation" in run.manifest.splits:
-            validation = replace(run.input_pipeline("validation"), forms=feed.forms, order=feed.order)
-        return make_engine(run, model, feed, validation, position)
+            validation = _formed(input_pipeline(run, run.manifest, "validation"), interface)
+        return make_engine(run, model, validation, position)
 
     chosen = make_callbacks(run)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
@@ -157,9 +162,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 
 def _evaluate(run: DatasetRun) -> None:
-    feed = run.input_pipeline("validation")
-    model, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
-    feed = replace(feed, forms=interface.forms, order=interface.order)
+    model, interface = _assemble(run, run.preparation(), evaluate_only=True)
+    feed = _formed(run.data, interface)
     evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
     # No variables are compared: this model lacks those of the optimizer in training.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
@@ -175,18 +179,22 @@ def _evaluate(run: DatasetRun) -> None:
     ).run(run.settings.startup_timeout)
 
 
+def _formed(data: InputPipeline, interface: Interface) -> InputPipeline:
+    return replace(data, forms=interface.forms, order=interface.order)
+
+
 def _assemble(
-    run: DatasetRun, feed: InputPipeline, prepared: tf.Module | None, *, evaluate_only: bool = False
+    run: DatasetRun, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, Interface]:
     """Returns a model built in the strategy's scope, and its interface.
 
-    The model takes batches of `feed` after `prepared`; with `evaluate_only` its weights are restored later.
+    The model takes batches of the run after `prepared`; with `evaluate_only` its weights are restored later.
     """
     settings = run.settings
     # seed + 1: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
-    element, exported = feed.element_spec, not settings.allow_unexportable
+    element, exported = run.data.element_spec, not settings.allow_unexportable
     info, prepare = run.info(), prepared.prepare if prepared else None
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
@@ -196,7 +204,7 @@ def _assemble(
         if not evaluate_only:
             accumulate_gradients(model, settings.gradient_accumulation_steps)
         if interface.forms or interface.order:
-            element = replace(feed, forms=interface.forms, order=interface.order).element_spec
+            element = _formed(run.data, interface).element_spec
         test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
         create_variables(model, train_step=element, **test_step)
     if not evaluate_only:

@@ -301,7 +301,7 @@ def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy):
 
 def test_a_dataset_directory_is_read_from_any_position_on(dataset):
     found = stream(str(dataset), batch_size=20)
-    assert (found.steps, list(found.sizes(2))) == (5, [20, 20, 20, 20, 16])
+    assert (found.steps, list(found.epoch(Position(2, 0, 10)).step_sizes)) == (5, [20, 20, 20, 20, 16])
 
     def labels(start, count):
         epoch, done = divmod(start, found.steps)
@@ -333,8 +333,8 @@ def test_with_more_replicas_the_next_step_follows_from_the_examples():
     two, four = (stream(np.arange(COUNT), replicas=count, batch_size=5) for count in (2, 4))
     assert (two.steps, four.steps) == (5, 4)
     assert two.fixed == four.fixed
-    assert four.next_step(Position(1, 10, 7)) == 2
-    assert four.next_step(Position(1, 20, 9)) == 4  # its last step has begun before
+    assert four.epoch(Position(1, 10, 7)).first_step == 2
+    assert four.epoch(Position(1, 20, 9)).first_step == 4  # its last step has begun before
 
 
 def test_given_steps_and_another_last_batch_are_another_run():

@@ -23,7 +23,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.data.sharding import EpochPlan, RunPlan
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning, without_prefetch
 
 _PREFETCH_BATCHES = 2
@@ -43,8 +43,9 @@ class BatchSequence:
         exact: Whether `sizes` are exact; else each is that of a full batch.
     """
 
-    #: Whether `distribute` can yield the size of the global batch with each part.
-    has_sizes = True
+    #: Whether `distribute` can yield the size of the global batch with each part; whether to begin at a later
+    #: step reads the data before it.
+    has_sizes = reads_again = True
 
     def __init__(
         self,
@@ -149,11 +150,16 @@ class BatchSequence:
             return {"steps_per_epoch": self._source.cardinality}
         return {"steps_per_epoch": self.steps, "batches": len(self._sizes)}
 
-    def next_step(self, at: Position) -> int:
-        """Returns the number of a position's next step within its epoch, by the examples before it."""
-        if not self._whole:
-            return at.steps - at.epoch * self.steps
-        return bisect_left(list(accumulate(self.sizes(at.epoch), initial=0)), at.examples)
+    def epoch(self, at: Position) -> RunPlan:
+        """Returns the remaining steps of the epoch of a position."""
+        sizes, done = self.sizes(at.epoch), at.steps - at.epoch * self.steps
+        if self._whole:  # by the examples before it
+            done = bisect_left(list(accumulate(sizes, initial=0)), at.examples)
+        return RunPlan(at.examples, done, sizes[done:])
+
+    def source(self, plan: RunPlan, step: int, process: int, processes: int) -> str:
+        """Names the batch of a step."""
+        return f"batch {plan.first_step + step + 1:,} of the epoch"
 
     def batches(self, start: int = 0) -> tf.data.Dataset:
         """Returns the batches from number `start` on, counted over all epochs, without end."""
@@ -188,8 +194,8 @@ class BatchSequence:
         return batches.with_options(options)
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
-        """Returns the batches of single steps, the input of `decode`, for the parameter server strategy."""
-        return self.batches(at.epoch * self.steps + self.next_step(at))
+        """Returns the batches of single steps, for the parameter server strategy."""
+        return self.batches(at.epoch * self.steps + self.epoch(at).first_step)
 
     def decode(self, batch: Any) -> Any:
         """Returns the batch unchanged."""
@@ -215,7 +221,7 @@ class BatchSequence:
             return batch, tf.cast(_count_rows(batch) * self._replicas, tf.float32)
 
         def worker_batches() -> tf.data.Dataset:
-            steps = at.epoch * self.steps + self.next_step(at)
+            steps = at.epoch * self.steps + self.epoch(at).first_step
             batches = self.batches(steps * self._batches_per_step)
             if self._local_replicas or self._replicas == 1:
                 # Replicas with per-process data are assumed to have equally large batches.
@@ -227,9 +233,7 @@ class BatchSequence:
                 )
             return without_autotuning(parts.prefetch(_PREFETCH_BATCHES * local))
 
-        if strategies.has_one_cpu(strategy):
-            return worker_batches()
-        return strategy.distribute_datasets_from_function(lambda context: worker_batches())
+        return strategies.distribute(strategy, worker_batches)
 
     def _replica_parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
         if self.padded:

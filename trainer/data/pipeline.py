@@ -17,7 +17,7 @@ from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.examples import Memory, check_targets, load
 from shardline.trainer.data.manifest import Manifest, check_files
-from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
+from shardline.trainer.data.sharding import EpochPlan, RunPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
@@ -55,8 +55,11 @@ _LARGE_RECORD, _OPEN_SHARDS = 4096, 32
 # Converting these functions, which branch on no tensor, would take longer than tracing them.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
+_NAMED_SHARDS = 4  # in a message
+
 # More than the records of a shard, and more epochs than are ever trained.
 _SHARD_STRIDE, _UNLIMITED_EPOCHS = 2**32, 2**40
+
 
 _BEGINNING = Position()
 
@@ -77,8 +80,9 @@ class InputPipeline:
         order: Names of the labels in the order of a model's list of outputs; () for a dict.
     """
 
-    #: Whether batches are per process; whether `distribute` can yield the size of the global batch.
-    is_per_process = has_sizes = False
+    #: As of `adapters.BatchSequence`.
+    is_per_process = has_sizes = reads_again = False
+    padded = None
 
     directory: Path
     manifest: Manifest
@@ -128,21 +132,27 @@ class InputPipeline:
 
     @property
     def digest(self) -> tuple[str, str]:
-        """Description and checksum, equal on all processes."""
+        """The description, without a checksum."""
         return self.description, ""
-
-    def sizes(self, epoch: int) -> Sequence[int]:
-        """Returns the examples of each step of an epoch over all replicas."""
-        return self.plan.step_sizes
 
     @property
     def fixed(self) -> dict[str, int]:
         """Counts that a resumed run cannot change; the number of replicas may change `steps` by one."""
         return {"steps_per_epoch": -(-self.plan.records // self.plan.global_batch_size)}
 
-    def next_step(self, at: Position) -> int:
-        """Returns the number of a position's next step within its epoch."""
-        return replace(self.plan, start=at.examples).first_step
+    def epoch(self, at: Position) -> RunPlan:
+        """Returns the remaining steps of the epoch of a position."""
+        plan = replace(self.plan, start=at.examples)
+        return RunPlan(plan.start, plan.first_step, plan.step_sizes)
+
+    def source(self, plan: RunPlan, step: int, process: int, processes: int) -> str:
+        """Returns the names of the shards of a process's examples in a step."""
+        files = [shard.file for shard in self.manifest.splits[self.split].shards]
+        first = plan.start + sum(plan.step_sizes[:step])
+        positions = range(first, first + plan.step_sizes[step])
+        used = sorted({p % len(files) for p in positions if p % processes == process})
+        names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
+        return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
 
     def distribute(
         self,
@@ -158,18 +168,13 @@ class InputPipeline:
         It begins at a position and ends with the last epoch; elements are those of `decode`.
         """
 
-        def batches_of(workers: int, worker: int) -> tf.data.Dataset:
-            batches = self.worker_dataset(workers, worker, range(at.epoch, self.epochs), at.examples)
+        def batches() -> tf.data.Dataset:
+            data = self.worker_dataset(workers, worker, range(at.epoch, self.epochs), at.examples)
             # Repeated: before every step TensorFlow would ask all workers, in an exchange of its own, whether
             # a finite dataset still has data (input_lib.py, `_calculate_replicas_with_values`).
-            return batches.repeat()
+            return data.repeat()
 
-        if strategies.has_one_cpu(strategy):
-            # Saves the copy to devices, half a millisecond a step, and seconds at the end.
-            return batches_of(workers, worker)
-        return strategy.distribute_datasets_from_function(
-            lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
-        )
+        return strategies.distribute(strategy, batches)
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the undecoded batches of all replicas, one after the other: the input of `decode`."""

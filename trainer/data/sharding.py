@@ -105,6 +105,20 @@ class EpochPlan:
         return [*begins, self.records] if begins else []
 
 
+class RunPlan(NamedTuple):
+    """Remaining steps of an epoch of any data.
+
+    Attributes:
+        start: Examples of the epoch that are trained already.
+        first_step: Number of the first remaining step within the epoch, from 0.
+        step_sizes: Examples of each remaining step, over all replicas.
+    """
+
+    start: int
+    first_step: int
+    step_sizes: Sequence[int]
+
+
 def share(records: int, parts: int, part: int) -> int:
     """Returns how many of the first `records` numbers 0, 1, ... leave the remainder `part` mod `parts`."""
     return (records + parts - 1 - part) // parts

@@ -195,7 +195,7 @@ def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.C
     run.dirs.make()
     callbacks = [
         HistoryFile(run.dirs.model, counters),
-        Report(counters, settings.epochs, in_memory=run.input_pipeline("train").in_memory),
+        Report(counters, settings.epochs, in_memory=run.data.in_memory),
         Board(str(run.dirs.logs), write_graph=False),
     ]
     if settings.tuning_metric:

@@ -26,7 +26,6 @@ from shardline.trainer.loop.step import EvaluationLoop, StepLoop
 def make_engine(
     run: TrainingRun,
     model: keras.Model,
-    training: Batches,
     validation: Batches | None,
     at: Position,
     *,
@@ -36,7 +35,7 @@ def make_engine(
 
     On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
     """
-    settings, strategy = run.settings, run.strategy
+    settings, strategy, training = run.settings, run.strategy, run.data
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)

@@ -29,11 +29,12 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.collectives import replica_merger
+from shardline.trainer.data.sharding import RunPlan
 from shardline.trainer.loop.build import apply_changed_rates, finalize
 from shardline.trainer.loop.callbacks import Hooks
 from shardline.trainer.loop.parameter_server import CoordinatorLoop
 from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import RunPlan, TrainingRun
+from shardline.trainer.loop.run import TrainingRun
 from shardline.trainer.loop.step import Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
 
@@ -101,7 +102,7 @@ class Training:
         self._preemption = preemption
         self._watchdog = run.watchdog
         model.stop_training = False
-        hooks.begin(model, epochs=settings.epochs, steps=run.steps_per_epoch, verbose=verbose)
+        hooks.begin(model, epochs=settings.epochs, steps=run.data.steps, verbose=verbose)
         # After on_train_begin, which resets the state of callbacks.
         self.state = TrainingState(model, hooks.stateful, hooks.chief_stateful)
         fixed = {**beginning.record.fixed, **beginning.fixed}
@@ -114,7 +115,7 @@ class Training:
         )
         at = self.position = resumed.position if resumed else beginning.position
         self.engine = make_engine(at)
-        left = len(run.epoch(at).step_sizes) + (settings.epochs - at.epoch - 1) * run.steps_per_epoch
+        left = len(run.data.epoch(at).step_sizes) + (settings.epochs - at.epoch - 1) * run.data.steps
         counters.first_step = counters.steps = at.steps
         counters.total_steps = min(at.steps + max(0, left), settings.max_steps or sys.maxsize)
         self.logs: Logs = dict(host["logs"])
@@ -176,7 +177,7 @@ class Training:
         if not self.position.closed and (self._stop_reason or not self.position.examples):
             self._close_epoch(self.position.last_epoch)
         while not self._stop_reason:
-            epoch, plan = self.position.epoch, self._run.epoch(self.position)
+            epoch, plan = self.position.epoch, self._run.data.epoch(self.position)
             if not self._began:
                 self.engine.reset_metrics()
                 self._hooks("on_epoch_begin", epoch)
@@ -280,7 +281,7 @@ class Training:
             now = sizes[done : done + count]
             self._hooks("on_train_batch_begin", plan.first_step + done)
             self._watchdog.at(f"in step {at.steps + 1:,}")
-            if self.resumed and self._run.reads_again and counters.steps == counters.first_step:
+            if self.resumed and self._run.data.reads_again and counters.steps == counters.first_step:
                 self._watchdog.rest()
             started = time.monotonic()
             result = self.engine.train(now)
@@ -330,8 +331,9 @@ class Training:
         if not diverged:
             return
         step, process = min(diverged)
-        source = self._run.step_source(plan, step - (self.position.steps - done + 1), process)
-        where = f" on {self._run.processes[process]}" if len(self._run.processes) > 1 else ""
+        processes = self._run.processes
+        source = self._run.data.source(plan, step - (self.position.steps - done + 1), process, len(processes))
+        where = f" on {processes[process]}" if len(processes) > 1 else ""
         raise DivergedError(
             f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
             f"examples are in {source}, or the update before it was too large; {self._divergence_advice()}"

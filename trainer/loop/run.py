@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import faulthandler
 import importlib.metadata
 import math
@@ -11,17 +10,17 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
+from shardline.trainer.adapters.adapter import Batches
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import EXIT_FAILED, DatasetError, RunError, SettingsError
 from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings
-from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data import examples, transforms
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
@@ -32,48 +31,29 @@ from shardline.trainer.loop.process import Process
 from shardline.trainer.models.interface import Interface, unwrap_single_label
 
 
-class RunPlan(NamedTuple):
-    """Remaining steps of an epoch.
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun(Process):
+    """One run on one process.
 
     Attributes:
-        start: Examples of the epoch that are trained already.
-        first_step: Number of the first remaining step within the epoch, from 0.
-        step_sizes: Examples of each remaining step, over all replicas.
+        checkpoints: Directory of checkpoints; None for none.
+        data: Training data.
+        validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
+        evaluates_final_weights: Whether the validation data is evaluated at the end, as callbacks may have
+            restored other weights.
     """
-
-    start: int
-    first_step: int
-    step_sizes: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun(Process, abc.ABC):
-    """One run on one process; `checkpoints` is the directory of checkpoints, None for none."""
 
     checkpoints: Path | None
     watchdog: Watchdog
-
-    @property
-    @abc.abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
-
-    @abc.abstractmethod
-    def epoch(self, at: Position) -> RunPlan:
-        """Returns the remaining steps of the epoch of a position."""
-
-    @abc.abstractmethod
-    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
-        """Returns the source of one process's examples in a step of the plan, for messages."""
-
-    # Whether the validation data is evaluated at the end, as callbacks may have restored other weights.
-    evaluates_final_weights: ClassVar[bool] = True
-    # Whether the first step of a resumed run reads what the steps before it have read.
-    reads_again: ClassVar[bool] = False
+    data: Batches
+    validation_freq: int | Collection[int] = 1
+    evaluates_final_weights: bool = False
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
-        return True
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
 
 
 # Seconds for other replicas to report their own stall, before the end of this one ends them.
@@ -130,9 +110,6 @@ class Watchdog:
             os._exit(EXIT_FAILED)
 
 
-_NAMED_SHARDS = 4
-
-
 @dataclass(frozen=True, kw_only=True)
 class DatasetRun(TrainingRun):
     """A run on a dataset directory, which writes a model directory.
@@ -140,56 +117,10 @@ class DatasetRun(TrainingRun):
     The chief writes to `dirs`, other processes to `scratch`, which is None on the chief.
     """
 
+    data: InputPipeline
     dirs: OutputDirs
     manifest: Manifest
     scratch: Path | None
-
-    @property
-    def shard_policy(self) -> ShardPolicy:
-        """How the training data is assigned to the workers, and why."""
-        if self.strategy_name == "parameter_server":
-            return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
-        return shard_policy(len(self.manifest.splits["train"].shards), self.cluster.num_workers)
-
-    def plan(self, split: str, start: int = 0) -> EpochPlan:
-        """Returns the steps of one epoch over a split, from example `start` on."""
-        records, batch_size = self.manifest.splits[split].records, self.settings.per_replica_batch_size
-        return EpochPlan(records, self.replicas, batch_size, start)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
-        return self.plan("train").steps
-
-    def epoch(self, at: Position) -> RunPlan:
-        """Returns the remaining steps of the epoch of a position."""
-        plan = self.plan("train", at.examples)
-        return RunPlan(plan.start, plan.first_step, plan.step_sizes)
-
-    def input_pipeline(self, split: str) -> InputPipeline:
-        """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
-        settings, manifest = self.settings, self.manifest
-        in_memory = settings.cache == "memory"
-        if settings.cache == "auto" and self.strategy_name != "parameter_server" and settings.epochs > 1:
-            size = self.decoded_bytes(split)
-            in_memory = size is not None and size <= examples.memory_budget()
-        pipeline = InputPipeline(
-            files.local_path(settings.dataset),
-            manifest,
-            split,
-            self.plan(split),
-            transform=load_transform(settings.transform) if settings.transform else None,
-            in_memory=in_memory,
-        )
-        if split != "train":
-            return replace(pipeline, epochs=1)
-        return replace(
-            pipeline,
-            epochs=settings.epochs,
-            shuffle_seed=settings.seed,
-            augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
-            class_weights=class_weights(settings.class_weights, manifest),
-        )
 
     def preparation(self) -> tf.Module | None:
         """Returns the preparation of inputs by the transformation, if any, which the export has too."""
@@ -200,21 +131,46 @@ class DatasetRun(TrainingRun):
         """Returns the argument of a model function, with training examples."""
         return examples.describe(files.local_path(self.settings.dataset), self.manifest)
 
-    def decoded_bytes(self, split: str) -> int | None:
-        """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
-        shared = self.shard_policy.name == "file"
-        records = self.manifest.splits[split].records // (self.cluster.num_workers if shared else 1)
-        features = [*self.manifest.inputs.values(), *(label.feature for label in self.manifest.labels)]
-        return examples.decoded_bytes(features, records)
 
-    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
-        """Returns the names of the shards of one process's examples in a step of the plan."""
-        files = [shard.file for shard in self.manifest.splits["train"].shards]
-        first = plan.start + sum(plan.step_sizes[:step])
-        positions = range(first, first + plan.step_sizes[step])
-        used = sorted({p % len(files) for p in positions if p % len(self.processes) == process})
-        names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
-        return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
+def input_pipeline(process: Process, manifest: Manifest, split: str) -> InputPipeline:
+    """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
+    settings, records = process.settings, manifest.splits[split].records
+    in_memory = settings.cache == "memory"
+    if settings.cache == "auto" and process.strategy_name != "parameter_server" and settings.epochs > 1:
+        size = decoded_bytes(process, manifest, split)
+        in_memory = size is not None and size <= examples.memory_budget()
+    pipeline = InputPipeline(
+        files.local_path(settings.dataset),
+        manifest,
+        split,
+        EpochPlan(records, process.replicas, settings.per_replica_batch_size),
+        transform=load_transform(settings.transform) if settings.transform else None,
+        in_memory=in_memory,
+    )
+    if split != "train":
+        return replace(pipeline, epochs=1)
+    return replace(
+        pipeline,
+        epochs=settings.epochs,
+        shuffle_seed=settings.seed,
+        augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
+        class_weights=class_weights(settings.class_weights, manifest),
+    )
+
+
+def decoded_bytes(process: Process, manifest: Manifest, split: str) -> int | None:
+    """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
+    shared = assign_shards(process, manifest).name == "file"
+    records = manifest.splits[split].records // (process.cluster.num_workers if shared else 1)
+    features = [*manifest.inputs.values(), *(label.feature for label in manifest.labels)]
+    return examples.decoded_bytes(features, records)
+
+
+def assign_shards(process: Process, manifest: Manifest) -> ShardPolicy:
+    """Returns how the training data is assigned to the workers, and why."""
+    if process.strategy_name == "parameter_server":
+        return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
+    return shard_policy(len(manifest.splits["train"].shards), process.cluster.num_workers)
 
 
 def load_data(settings: TrainSettings, workers: int, *, evaluator: bool) -> Manifest:
@@ -251,7 +207,7 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
 
 def announce(run: DatasetRun, interface: Interface) -> None:
     """Reports what will run, with the arithmetic of batches and shards. For the chief."""
-    settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
+    settings, plan, policy = run.settings, run.data.plan, assign_shards(run, run.manifest)
     updates = settings.gradient_accumulation_steps
     progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
     progress.fact("strategy", run.strategy_name)
@@ -265,8 +221,8 @@ def announce(run: DatasetRun, interface: Interface) -> None:
     progress.report("train", f"shard policy {policy.name}: {policy.reason}")
     for description in interface.descriptions:
         progress.report("train", f"labels: {description}")
-    size = run.decoded_bytes("train")
-    if run.input_pipeline("train").in_memory and size is not None:
+    size = decoded_bytes(run, run.manifest, "train")
+    if run.data.in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
         progress.report("train", f"input: each worker keeps its examples decoded in memory, {kept}")
     if settings.deterministic and settings.checkpoint_minutes:
@@ -275,7 +231,7 @@ def announce(run: DatasetRun, interface: Interface) -> None:
 
 def write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, Any]) -> None:
     """Writes settings.json: what runs, and the changes in its `IdentityRecord`. For the chief."""
-    settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
+    settings, plan, policy = run.settings, run.data.plan, assign_shards(run, run.manifest)
     labels = run.manifest.labels
     files.write_json(
         run.dirs.model / SETTINGS_FILE,
