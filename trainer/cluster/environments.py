@@ -254,44 +254,26 @@ def kubernetes(environ: Mapping[str, str]) -> Tasks | None:
 
 
 def open_mpi(environ: Mapping[str, str]) -> Tasks | None:
-    """Returns the ranks of Open MPI.
+    """Returns the ranks of Open MPI, which does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
 
     The variables are those of https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html.
     """
-    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    return _ranks(environ, "Open MPI", names, "PMIX_NAMESPACE")
-
-
-def torchrun(environ: Mapping[str, str]) -> Tasks | None:
-    """Returns the ranks of torchrun.
-
-    The variables are those of https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
-    """
-    return _ranks(environ, "torchrun", ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"), "MASTER_PORT")
-
-
-def _ranks(environ: Mapping[str, str], launcher: str, names: Sequence[str], job: str) -> Tasks | None:
-    """Returns the ranks of a launcher that does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
-
-    `names` are its variables with the number of ranks, the own one, and the number on this machine; `job` is
-    the one that other jobs on the same machine have with another value.
-    """
-    size, rank, local = names
+    rank, size, local = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))
     if not environ.get(size) or rank not in environ:
         return None
     tasks = _number(environ, size, 1, _MOST + 1)
     own = _number(environ, rank, 0, tasks)
     hosts = ["127.0.0.1"] * tasks
     if tasks > 1 and environ.get(local) != environ[size]:
-        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of {launcher}", "rank", "n1,n1,n2")
+        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of Open MPI", "rank", "n1,n1,n2")
         here = environ.get(local, "some")
         if len(hosts) != tasks or here not in ("some", str(hosts.count(hosts[own]))):
             raise ClusterError(
                 f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
                 f"ranks, with {here} of them on the host of rank {own}"
             )
-    addresses = _add_ports(hosts, zlib.crc32(environ.get(job, "").encode()))
-    return Tasks(own, addresses, f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
+    addresses = _add_ports(hosts, zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode()))
+    return Tasks(own, addresses, f"Open MPI, {_on(tasks, list(dict.fromkeys(hosts)))}")
 
 
 def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
@@ -304,9 +286,4 @@ def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: st
 
 
 #: The launchers, in the order in which they are asked: mpirun may itself be started by Slurm.
-ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (
-    open_mpi,
-    slurm,
-    kubernetes,
-    torchrun,
-)
+ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (open_mpi, slurm, kubernetes)
