@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError
@@ -110,20 +111,91 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, messages, su
     written = checkpoints(tmp_path, keep=1)
 
     same(written.restore(), snapshot(1))
+    assert (messages, written.steps()) == ([], [1, 2])  # other processes may still be reading
+    written.set_aside()
     (line,) = messages
     assert line.startswith(f"warning: cannot read checkpoint {tmp_path}/ckpt-2: ")
-    assert line.endswith("; continuing without it")
+    assert "damaged-ckpt-2" in line
+    assert written.steps() == [1]
+    assert (tmp_path / f"damaged-ckpt-2{suffix}").exists() == bool(damage)
     # A damaged one counts for nothing when it is decided which are kept.
     written.save(snapshot(2))
     written.wait()
     same(written.restore(), snapshot(2))
 
 
-def test_a_damaged_later_checkpoint_does_not_displace_good_ones(tmp_path, messages):
-    save(tmp_path, 1, 20)
-    truncate(tmp_path / "ckpt-20")
+def test_of_damaged_checkpoints_the_newest_are_kept(tmp_path, messages):
+    damaged = range(2, 9)
+    save(tmp_path, 1, *damaged, keep=9)
+    for steps in damaged:
+        truncate(tmp_path / f"ckpt-{steps}")
+    written = checkpoints(tmp_path, keep=9)
+    written.restore()
+    written.set_aside()
 
-    assert save(tmp_path, 2, keep=2).steps() == [1, 2]
+    aside = {path.stem for path in tmp_path.glob("damaged-*.index")}
+    assert aside == {"damaged-ckpt-6", "damaged-ckpt-7", "damaged-ckpt-8"}
+    assert len(messages) == len(damaged)
+
+
+def failing(module, name, error):
+    """Has a function raise an error."""
+
+    def fail(*_, **__):
+        raise error
+
+    return lambda monkeypatch, _: monkeypatch.setattr(module, name, fail)
+
+
+def replaced(suffix, make):
+    """Has something else in place of a file of the newest checkpoint."""
+
+    def replace(_, directory):
+        path = directory / f"ckpt-20{suffix}"
+        path.rename(directory.with_name("real"))
+        make(path)
+
+    return replace
+
+
+TENSORFLOW_ERRORS = (
+    *(tf.errors.UnavailableError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError),
+    *(tf.errors.UnknownError, tf.errors.DeadlineExceededError, tf.errors.FailedPreconditionError),
+)
+UNREADABLE = {
+    **{
+        kind.__name__: failing(tf.train, "load_checkpoint", kind(None, None, "not now"))
+        for kind in TENSORFLOW_ERRORS
+    },
+    "an OSError": failing(tf.train, "load_checkpoint", OSError(errno.EIO, os.strerror(errno.EIO))),
+    "the listing": failing(os, "listdir", OSError(errno.EIO, os.strerror(errno.EIO))),
+    "the data": replaced(DATA, lambda path: path.symlink_to("/proc/self/mem")),  # EIO
+    "the data's name": replaced(DATA, lambda path: path.symlink_to(path)),  # ELOOP
+    "the index's name": replaced(".index", lambda path: path.symlink_to(path)),
+    "a directory": replaced(DATA, lambda path: path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("make_unreadable", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_checkpoint_that_cannot_be_read_now_is_an_error_and_stays(tmp_path, make_unreadable):
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    save(directory, 1, 20)
+    written, before = checkpoints(directory), sorted(os.listdir(directory))
+    with pytest.MonkeyPatch.context() as patch:
+        make_unreadable(patch, directory)
+        with pytest.raises(RunError, match=rf"{directory}.*nothing was removed") as raised:
+            written.restore()
+
+    assert raised.value.exit_code == 1
+    written.set_aside()
+    assert sorted(os.listdir(directory)) == before
+
+
+def test_a_later_checkpoint_that_was_not_seen_when_the_run_began_is_kept(tmp_path):
+    save(tmp_path, 1, 20)
+
+    assert save(tmp_path, 2, 3, keep=2).steps() == [2, 3, 20]
 
 
 def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, messages):
@@ -134,17 +206,25 @@ def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, messages):
     same(checkpoints(tmp_path, write=False).restore(), snapshot(1))
     assert (tmp_path / f"ckpt-2{DATA}").exists()  # a reader removes nothing
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "lock", "run.json"]
+    save(tmp_path, 3, 4, keep=2)  # what was left over goes when it is older than all that are kept
+    kept = [f"ckpt-{steps}{suffix}" for steps in (3, 4) for suffix in (DATA, ".index")]
+    assert sorted(os.listdir(tmp_path)) == [*kept, "lock", "run.json"]
     assert messages == []
 
 
-def test_when_all_are_damaged_the_run_starts_over(tmp_path, messages):
+def test_when_all_are_damaged_the_user_decides(tmp_path):
     save(tmp_path, 1, 2)
     for steps in (1, 2):
         truncate(tmp_path / f"ckpt-{steps}")
+    written, before = checkpoints(tmp_path), sorted(os.listdir(tmp_path))
 
-    assert checkpoints(tmp_path).restore() is None
-    assert len(messages) == 2
+    with pytest.raises(RunError, match=r"none of the 2 checkpoints .* is whole") as raised:
+        written.restore()
+    assert raised.value.exit_code == 2
+    assert sorted(os.listdir(tmp_path)) == before
+    for path in tmp_path.glob("ckpt-*"):
+        path.unlink()
+    assert written.restore() is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +255,9 @@ written.wait()
 
     assert len(os.listdir(tmp_path)) > 3  # something was under way
     same(checkpoints(tmp_path).restore(), snapshot(1))
-    assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "lock", "run.json"]
+    assert not list(tmp_path.glob(".tmp-*"))
+    save(tmp_path, 3, 4, 5)
+    assert not list(tmp_path.glob("ckpt-[12]*"))
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(tmp_path):

@@ -195,6 +195,23 @@ def test_a_damaged_checkpoint_is_left_out(world):
     assert [text for text in world.said if "ckpt-3" in text and "it is not evaluated" in text]
 
 
+def test_a_checkpoint_that_cannot_be_read_now_is_evaluated_later(world, monkeypatch):
+    load, failures = tf.train.load_checkpoint, [tf.errors.UnavailableError(None, None, "not now")] * 3
+
+    def load_at_last(path):
+        if failures:
+            raise failures.pop()
+        return load(path)
+
+    monkeypatch.setattr(tf.train, "load_checkpoint", load_at_last)
+    with world.evaluations.chief_alive(0):
+        world.chief.train(3, 0.1)
+        world.evaluations.finish(3)
+        world.run(world.evaluator())
+    assert world.evaluations.steps() == [3]
+    assert len([text for text in world.said if "not now" in text]) == 1
+
+
 def test_an_evaluator_ends_when_its_chief_is_gone(world):
     with world.evaluations.chief_alive(0):
         pass

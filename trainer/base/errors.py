@@ -3,7 +3,7 @@
     ShardlineError
     ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
     ├── SourceError, with BadRecordError below it
-    ├── RunError (exit code 1), with DivergedError (2) below it
+    ├── RunError (exit code 1), with DivergedError and DamagedError (2) below it
     └── PlatformError (3), CancelledRunError (4), CrashError (70), RestartError (75)
 
 Every message says what was wrong, what was found, and what to do, in one line.
@@ -119,5 +119,11 @@ class CancelledRunError(ShardlineError):
 
 class DivergedError(RunError):
     """Loss or weights are not finite, or replicas no longer agree: a restart would end the same way."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class DamagedError(RunError):
+    """The files of a checkpoint are not what was written, or one is missing: it stays like that."""
 
     exit_code = EXIT_BAD_INPUT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -15,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base import files, progress
-from shardline.trainer.base.errors import RunError
+from shardline.trainer.base.errors import DamagedError, RunError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import identity as identities
 from shardline.trainer.checkpoint.identity import Identity
@@ -24,8 +26,11 @@ from shardline.trainer.checkpoint.state import Position, Snapshot
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
 #: File that the process that writes into the directory has locked.
 LOCK_FILE = "lock"
-# Exceptions for a damaged checkpoint: TensorFlow's reader maps its status codes to all of these.
-_DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
+# Prefix of the files of a damaged checkpoint, of which the newest few are kept to be looked at.
+_ASIDE, _KEPT_ASIDE = "damaged-", 3
+# TensorFlow's reader maps its status codes to all of these, most to the first, which has no code.
+_READ_ERRORS = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
+_DAMAGE = (tf.errors.OpError, tf.errors.DataLossError, tf.errors.OutOfRangeError)
 # Name of the tensor with the JSON part of a snapshot.
 _HOST = "host"
 
@@ -34,9 +39,11 @@ class Checkpoints:
     """Writes and reads snapshots as TensorFlow checkpoints, `ckpt-{steps}`.
 
     The index is renamed last, so a checkpoint with an index is complete. The chief writes in a thread while
-    training continues; every process may read. The newest `keep` are kept. The directory is claimed for the
-    run, another run's is refused, and files left by a killed writer are removed. Of two processes that would
-    write into one directory of a machine, the second is refused until the first calls `close` or ends.
+    training continues; every process may read. The newest `keep` are kept. One is damaged when its files were
+    read, and are not what was written; one that cannot be read is an error, and nothing is removed for it.
+    The directory is claimed for the run, another run's is refused, and temporary files of a killed writer are
+    removed. Of two processes that would write into one directory of a machine, the second is refused until
+    the first calls `close` or ends.
     """
 
     @classmethod
@@ -60,6 +67,7 @@ class Checkpoints:
         self._exists, self._write = directory is not None, write and directory is not None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._damaged: dict[int, DamagedError] = {}
         if directory is not None:
             identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
         if self._write:
@@ -68,9 +76,6 @@ class Checkpoints:
             if not files.lock(lock, optional=True):
                 raise RunError(f"another process trains in {directory}; wait for it, or choose another one")
             self._remove_temporary()
-            for data in self._directory.glob(f"ckpt-*{_DATA}"):
-                if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
-                    data.unlink()
 
     def save(self, snapshot: Snapshot, done: Callable[[], None] = lambda: None) -> None:
         """Starts writing a checkpoint after the previous one is written; `done` is called at the end."""
@@ -96,38 +101,73 @@ class Checkpoints:
             self._unlock()
 
     def steps(self) -> list[int]:
-        """Returns the steps that have checkpoints, in order."""
-        indexes = self._directory.glob(f"ckpt-*{_INDEX}") if self._exists else ()
-        numbers = (path.stem.removeprefix("ckpt-") for path in indexes)
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        """Returns the steps that have checkpoints, in order; RunError where they cannot be listed."""
+        return self._steps_of(_INDEX) if self._exists else []
+
+    def _steps_of(self, suffix: str, prefix: str = "") -> list[int]:
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            reason = f"{error.strerror}; nothing was removed: start the run again"
+            raise RunError(f"cannot list the checkpoints in {self._directory}: {reason}") from error
+        pattern = re.compile(f"{prefix}ckpt-([0-9]+){re.escape(suffix)}")
+        return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
 
     def read(self, steps: int) -> Snapshot:
-        """Returns a checkpoint, verified by its checksums; raises RunError when it cannot be read.
+        """Returns a checkpoint, verified by its checksums; DamagedError, or RunError if it cannot be read.
 
         The position is the start of the epoch when the checkpoint is from another dataset.
         """
         path = self._path(steps)
         try:
+            os.stat(f"{path}{_INDEX}")  # TensorFlow's search for it takes any failure for its absence
             reader = tf.train.load_checkpoint(str(path))
             names = reader.get_variable_to_shape_map()
-            arrays = {name: np.asarray(reader.get_tensor(name)) for name in names if name != _HOST}
-            content = json.loads(reader.get_tensor(_HOST))
-            position = Position(**content["position"])
-        except _DAMAGED as error:
-            raise RunError(f"cannot read checkpoint {path}: {_reason(error)}") from error
-        if content["dataset"] != self._identity.dataset:
+            arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
+            content = json.loads(arrays.pop(_HOST).item())
+            position, dataset, host = Position(**content["position"]), content["dataset"], content["host"]
+        except _READ_ERRORS as error:
+            kind = DamagedError if _is_damage(error) else RunError
+            raise kind(f"cannot read checkpoint {path}: {_reason(error)}") from error
+        if dataset != self._identity.dataset:
             position = replace(position, examples=0)
-        return Snapshot(position, arrays, content["host"])
+        return Snapshot(position, arrays, host)
 
     def restore(self) -> Snapshot | None:
-        """Returns the newest readable checkpoint, or None; reports a warning for each that is not."""
-        for steps in reversed(self.steps()):
+        """Returns the newest checkpoint that is not damaged; None where there is none at all.
+
+        Raises DamagedError when all are damaged: to train from the beginning is for the user to decide.
+        """
+        steps = self.steps()
+        for each in reversed(steps):
             try:
-                return self.read(steps)
+                return self.read(each)
+            except DamagedError as error:
+                self._damaged[each] = error
             except RunError as error:
-                if self._write:
-                    progress.report("train", f"warning: {error}; continuing without it")
-        return None
+                raise RunError(f"{error}; nothing was removed: start the run again") from error
+        if not steps:
+            return None
+        raise DamagedError(
+            f"none of the {len(steps)} checkpoints in {self._directory} is whole; the newest: "
+            f"{self._damaged[steps[-1]]}; restore the files, or move them away to train from the beginning"
+        )
+
+    def set_aside(self) -> None:
+        """Renames the damaged checkpoints that `restore` has found, once all processes have read the same."""
+        for steps, error in self._damaged.items() if self._write else ():
+            path = self._path(steps)
+            for suffix in (_INDEX, _DATA):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{path}{suffix}").replace(path.with_name(f"{_ASIDE}{path.name}{suffix}"))
+            progress.report(
+                "train", f"warning: {error}; renamed to {_ASIDE}{path.name}, continuing without it"
+            )
+        self._damaged.clear()
+        for steps in self._steps_of(_INDEX, _ASIDE)[:-_KEPT_ASIDE] if self._write else ():
+            self._remove(steps, _ASIDE)
 
     def _path(self, steps: int) -> Path:
         return self._directory / f"ckpt-{steps}"
@@ -152,11 +192,13 @@ class Checkpoints:
             for suffix in (_DATA, _INDEX):
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
             files.sync(self._directory)
-            # Removes older checkpoints, and later ones, which are damaged or from an abandoned branch.
-            kept = [steps for steps in self.steps() if steps <= snapshot.position.steps][-self._keep :]
-            for steps in set(self.steps()) - set(kept):
-                for suffix in (_INDEX, _DATA):
-                    Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
+            # Older ones, and data files that a killed writer left without an index. A later one can only be
+            # there if it was not seen when the run began.
+            now = snapshot.position.steps
+            oldest = [*(steps for steps in self.steps() if steps < now), now][-self._keep :][0]
+            for steps in self._steps_of(_DATA):
+                if steps < oldest:
+                    self._remove(steps)
         except (tf.errors.OpError, OSError) as error:
             size = sum(array.nbytes for array in snapshot.arrays.values())
             raise RunError(
@@ -166,9 +208,22 @@ class Checkpoints:
         finally:
             self._remove_temporary()
 
+    def _remove(self, steps: int, prefix: str = "") -> None:
+        for suffix in (_INDEX, _DATA):
+            self._directory.joinpath(f"{prefix}ckpt-{steps}{suffix}").unlink(missing_ok=True)
+
     def _remove_temporary(self) -> None:
         for path in self._directory.glob(f"{files.TEMPORARY}*"):
             path.unlink(missing_ok=True)
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether files are not what was written, or the data file is missing, rather than unreadable now."""
+    if isinstance(error, OSError) or (isinstance(error, tf.errors.OpError) and type(error) not in _DAMAGE):
+        return False
+    # Without their codes, the system's errors are known by their text.
+    numbers = [number for number in errno.errorcode if str(error).endswith(f"; {os.strerror(number)}")]
+    return numbers in ([], [errno.ENOENT])
 
 
 def _reason(error: BaseException) -> str:

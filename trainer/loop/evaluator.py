@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer.base import files, progress
-from shardline.trainer.base.errors import RunError
+from shardline.trainer.base.errors import DamagedError, RunError
 from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.peers import in_thread
@@ -136,6 +136,7 @@ class Evaluator:
         self._comparison.set_model(model)
         self._comparison.check(shown)
         self._skipped: set[int] = set()
+        self._unread: set[int] = set()
 
     def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
         """Evaluates until the chief has recorded its last checkpoint, or has no heartbeat for `gone` seconds.
@@ -146,8 +147,7 @@ class Evaluator:
         while True:
             # Read before the checkpoints: the last one exists when it is recorded as the last.
             finished = seen and self._evaluations.finished
-            self._evaluate_new()
-            if finished:
+            if self._evaluate_new() and finished:
                 progress.report("evaluate", "training has ended, and so does the evaluator")
                 return
             if (now := self._evaluations.heartbeat()) != heartbeat:
@@ -159,17 +159,20 @@ class Evaluator:
                 return
             time.sleep(_POLL_S)
 
-    def _evaluate_new(self) -> None:
-        done = {*self._evaluations.steps(), *self._skipped}
+    def _evaluate_new(self) -> bool:
+        """Evaluates new checkpoints; returns whether all could be read that are not damaged."""
+        done, unread = {*self._evaluations.steps(), *self._skipped}, set[int]()
         for steps in self._checkpoints.steps():
             if steps not in done:
                 try:
                     snapshot = self._checkpoints.read(steps)
                 except RunError as error:
-                    self._skipped.add(steps)
-                    # Not reported if the chief has deleted it meanwhile.
-                    if steps in self._checkpoints.steps():
-                        progress.report("evaluate", f"warning: {error}; it is not evaluated")
+                    if steps in self._checkpoints.steps():  # else the chief has deleted it meanwhile
+                        damaged = isinstance(error, DamagedError)
+                        if steps not in self._unread:
+                            result = "it is not evaluated" if damaged else "trying again"
+                            progress.report("evaluate", f"warning: {error}; {result}")
+                        (self._skipped if damaged else unread).add(steps)
                     continue
                 restore_model(self._model, snapshot)
                 metrics = self._evaluate()
@@ -183,6 +186,8 @@ class Evaluator:
                 self._evaluations.write(snapshot.position, metrics)
                 at = f"step {steps:,}, epoch {snapshot.position.epoch}"
                 progress.report("evaluate", f"{at}: {format_metrics(metrics)}")
+        self._unread = unread
+        return not unread
 
     def _keep_best(self, value: float) -> None:
         """Saves the model unless one evaluated before, also by an earlier process, was better."""

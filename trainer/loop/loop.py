@@ -108,7 +108,11 @@ class Training:
         fixed = {**beginning.record.fixed, **beginning.fixed}
         identity = Identity(settings.model, beginning.data, self.state.variables, fixed)
         self.checkpoints = Checkpoints.of(settings, run.checkpoints, identity, write=run.cluster.is_chief)
-        resumed = self._restore(beginning)
+        try:
+            resumed = self._restore(beginning)
+        except BaseException:
+            self.checkpoints.close()  # another attempt of this process may write there
+            raise
         self.resumed = resumed is not None
         host: Mapping[str, Any] = (
             resumed.host if resumed else {"stop_training": False, "logs": {}, "seconds": 0.0}
@@ -146,6 +150,7 @@ class Training:
                 f"{at.steps:,}) than the others; all replicas must see the same directory: use a shared one "
                 "(gs://)"
             )
+        self.checkpoints.set_aside()
         self.state.record = asdict(record)
         if snapshot is None:
             return None
