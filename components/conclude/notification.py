@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from shardline.components.model_store.store import champion_directory
 from shardline.components.runs.causes import Failure, explain
@@ -85,10 +86,14 @@ def send(url: str, text: str) -> None:
     """
     import requests
 
+    # Of this machine (`webhook_url`), which a proxy does not know.
+    proxies = {"no_proxy": urlsplit(url).hostname or ""} if url.startswith("http:") else None
     for number in range(_TRIES):
         time.sleep(_PAUSE_S if number else 0)
         try:
-            response = requests.post(url, json={"text": text}, timeout=_TIMEOUT_S, allow_redirects=False)
+            response = requests.post(
+                url, json={"text": text}, timeout=_TIMEOUT_S, allow_redirects=False, proxies=proxies
+            )
             if response.status_code < 300:
                 return
             reason = f"status {response.status_code}"

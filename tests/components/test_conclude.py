@@ -37,6 +37,8 @@ class Status:
 
 @pytest.fixture
 def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    for name in ("no_proxy", "NO_PROXY"):  # requests then asks a proxy that is not there
+        monkeypatch.delenv(name, raising=False)
     with serve_webhook() as found:
         monkeypatch.setattr(notification, "read_secret", lambda name: found.url)
         yield found

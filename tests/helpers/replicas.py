@@ -45,6 +45,11 @@ def start(
     ]
 
 
+def proxied_environ() -> dict[str, str]:
+    """Returns this process's environment with its proxy, which does not answer, also for loopback."""
+    return {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+
+
 def start_one(
     arguments: Sequence[str], config: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
 ) -> programs.Popen:
@@ -52,7 +57,7 @@ def start_one(
     extra = {"TF_CONFIG": json.dumps(config)} if config else {}
     return programs.Popen(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
+        env={**proxied_environ(), "PYTHONPATH": str(ROOT), **extra, **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,7 +1,6 @@
 """Chief, workers and parameter servers as real processes: exact counts, and the effect of a lost one."""
 
 import json
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.loop.parameter_server import CoordinatorLoop, Workers, WorkerStep
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
-from tests.helpers.replicas import ROOT, free_ports
+from tests.helpers.replicas import ROOT, free_ports, proxied_environ
 
 pytestmark = pytest.mark.multiworker
 
@@ -38,7 +37,7 @@ class Job:
         self.processes[kind, index] = programs.Popen(
             [sys.executable, "-m", "tests.helpers.parameter_server", *self._arguments],
             env={
-                **os.environ,
+                **proxied_environ(),
                 "PYTHONPATH": str(ROOT),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardline.trainer.base.errors import ClusterError
-from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster.cluster import read_cluster, without_proxy
 from shardline.trainer.cluster.environments import expand_hosts, slurm
 
 
@@ -241,3 +241,16 @@ def test_tf_config_stands_where_launchers_agree_or_are_outside(variables):
 def test_lists_of_hosts(text, hosts):
     """As `scontrol show hostnames`."""
     assert expand_hosts({"L": text}, "L") == hosts.split()
+
+
+@pytest.mark.parametrize(
+    ("variables", "reached"),
+    [
+        ({}, "a,::1"),
+        ({"no_proxy": "a,.corp"}, "a,.corp,::1"),  # what gRPC reads where there is no variable of its own
+        ({"no_proxy": "b", "no_grpc_proxy": "c"}, "c,a,::1"),
+        ({"no_grpc_proxy": "", "NO_PROXY": "b"}, "a,::1"),  # gRPC does not read upper case
+    ],
+)
+def test_grpc_reaches_replicas_without_a_proxy_and_other_hosts_as_before(variables, reached):
+    assert without_proxy(variables, ["a:1", "a:2", "[::1]:3"]) == {"no_grpc_proxy": reached}

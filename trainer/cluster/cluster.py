@@ -6,7 +6,7 @@ import contextlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,9 @@ SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
 #: Environment variable with the accelerators of this replica's worker pool, and the job's Reduction Servers,
 #: which TF_CONFIG lists as parameter servers: "1 NVIDIA_TESLA_T4, 2 reduction servers".
 ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
+#: Environment variable with the hosts that gRPC, and nothing else, reaches without a proxy. It replaces
+#: `no_proxy`, which gRPC reads where there is none (github.com/grpc/grpc, doc/environment_variables.md).
+NO_PROXY_VARIABLE = "no_grpc_proxy"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 
@@ -112,6 +115,16 @@ class ClusterConfig:
             if number > 0:
                 parts.append(f"{number} {noun}{'s' * (number > 1)}")
         return " + ".join(parts) if len(parts) > 1 else "one process"
+
+
+def without_proxy(environ: Mapping[str, str], addresses: Iterable[str]) -> dict[str, str]:
+    """Returns the variable by which TensorFlow reaches host:port of replicas without the proxy of a network.
+
+    gRPC asks the proxies of http_proxy, https_proxy and grpc_proxy even for loopback, and waits without end.
+    """
+    before = environ.get(NO_PROXY_VARIABLE, environ.get("no_proxy", "")).split(",")
+    hosts = (address.rpartition(":")[0].strip("[]") for address in addresses)
+    return {NO_PROXY_VARIABLE: ",".join(dict.fromkeys(filter(None, (*before, *hosts))))}
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:

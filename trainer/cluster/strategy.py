@@ -13,7 +13,7 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig, without_proxy
 from shardline.trainer.keras_compat.replica_losses import patch_keras_methods
 from shardline.trainer.keras_compat.tensorflow_internals import (
     exit_after,
@@ -98,6 +98,7 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
     gpus = len(tf.config.list_physical_devices("GPU"))
     resolver = None  # of one process, which trains locally
     if cluster.tasks:
+        os.environ |= without_proxy(os.environ, cluster.addresses.values())
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster.tasks),
             task_type=cluster.task_type,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import threading
 import time
@@ -28,7 +29,7 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.checkpoint.state import finite_variables
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster.cluster import ClusterConfig, without_proxy
 from shardline.trainer.cluster.peers import accepts_connections
 from shardline.trainer.keras_compat.keras_internals import (
     OwnMetrics,
@@ -318,6 +319,7 @@ def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
     if cluster.role == "ps":
         # Weights are in main memory; TensorFlow would reserve GPU memory that a worker may need.
         tf.config.set_visible_devices([], "GPU")
+    os.environ |= without_proxy(os.environ, cluster.addresses.values())
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(cluster.tasks),

@@ -24,7 +24,7 @@ from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
-from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE, without_proxy
 
 
 def make_launches(
@@ -49,6 +49,7 @@ def make_launches(
         env = {
             **with_safe_path({**inherited, **cluster.variables(pool)}),
             **cluster.environment(job, member, addresses, job_id),
+            **without_proxy(os.environ | cluster.variables(pool), addresses),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),
         }

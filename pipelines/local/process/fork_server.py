@@ -36,12 +36,13 @@ from typing import NoReturn
 from shardline.pipelines.local.process import guardian
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
+from shardline.trainer.cluster.cluster import NO_PROXY_VARIABLE
 
 #: Environment variable of a run's tasks: path of the server's socket.
 SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
 
 #: Variables that no import depends on, in addition to Shardline's own.
-_IGNORED_VARIABLES = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
+_IGNORED_VARIABLES = {*PLATFORM_VARIABLES, NO_PROXY_VARIABLE, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
 
 
 @dataclass(frozen=True)
