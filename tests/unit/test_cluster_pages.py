@@ -1,4 +1,4 @@
-"""The JobSet of docs/clusters.md: its pods have variables by which the program finds all of them."""
+"""The JobSet of docs/clusters.md: its pods find each other by their variables; no other reaches them."""
 
 import yaml
 
@@ -8,7 +8,7 @@ from tests.helpers.markdown import ROOT, blocks
 
 def test_every_pod_finds_all():
     (manifest,) = blocks(ROOT / "docs" / "clusters.md", "yaml")
-    jobset = yaml.safe_load(manifest)
+    jobset, policy = yaml.safe_load_all(manifest)
     (replicated,) = jobset["spec"]["replicatedJobs"]
     job, name = replicated["template"]["spec"], jobset["metadata"]["name"]
     (container,) = job["template"]["spec"]["containers"]
@@ -22,6 +22,11 @@ def test_every_pod_finds_all():
     assert job["parallelism"] == job["completions"]
     assert {cluster.hosts for cluster in clusters} == {tuple(f"{pod}.{name}:10000" for pod in pods)}
     assert [cluster.task_index for cluster in clusters] == list(range(len(pods)))
+    # JobSet labels its pods with its name.
+    own = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": name}}
+    assert policy["spec"] == {
+        "podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]
+    }  # fmt: skip
     assert job["podFailurePolicy"]["rules"] == [
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
     ]

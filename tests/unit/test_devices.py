@@ -2,8 +2,10 @@
 
 import pytest
 
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.cluster import strategy
+from shardline.trainer.cluster.cluster import ClusterConfig
 
 
 @pytest.fixture
@@ -70,3 +72,23 @@ def test_fewer_gpus_than_requested_are_refused(seen):
     seen("Tesla T4")
     with pytest.raises(RunError, match="should have 2 NVIDIA_TESLA_T4, but TensorFlow sees 1 GPU"):
         strategy.check_devices({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
+
+
+@pytest.mark.parametrize(
+    ("origin", "own", "warned"),
+    [
+        ("Slurm job 12, 2 tasks on n1", "2", True),
+        ("Slurm job 12, 2 tasks on n1", "8", False),  # whole nodes
+        ("Slurm job 12, 2 tasks on n1", "", False),
+        ("TF_CONFIG", "2", False),  # such as `launch` in a job of Slurm, in a network of its own
+    ],
+)
+def test_a_node_that_others_may_share_is_warned_of(seen, monkeypatch, origin, own, warned):
+    seen()
+    monkeypatch.setattr(strategy.os, "cpu_count", lambda: 8)
+    lines = []
+    with progress.sink(lambda event: lines.append(event.text)):
+        cluster = ClusterConfig("chief", 0, ("a:1", "a:2"), origin=origin)
+        strategy.announce(cluster, {"SLURM_CPUS_ON_NODE": own})
+
+    assert any("--exclusive" in line for line in lines) is warned

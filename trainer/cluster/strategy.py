@@ -148,6 +148,13 @@ def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     """Reports the cluster, and what this machine computes on where it is the chief's or no CPU; checks it."""
     if cluster.is_chief and cluster.hosts:
         progress.report("train", f"cluster: {cluster.origin}")
+        own = environ.get("SLURM_CPUS_ON_NODE", "")
+        if cluster.origin.startswith("Slurm") and own.isdecimal() and int(own) < (os.cpu_count() or 0):
+            progress.report(
+                "train",
+                f"warning: the job has {own} of {os.cpu_count()} processors of a node, where others may run "
+                "and read and write files as you by TensorFlow's servers; take it whole with --exclusive",
+            )
     devices = describe_devices()
     if cluster.is_chief or not devices.startswith("CPU"):
         progress.report("train", f"device: {devices}")
