@@ -136,9 +136,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     chosen = make_callbacks(run)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
     record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
-    beginning = ResumePoint(
-        run.manifest.fingerprint, record, saving.adapted_layers(model, numbers=settings.evaluator)
-    )
+    fixed = {**saving.adapted_layers(model, numbers=settings.evaluator), **run.data.order_version}
+    beginning = ResumePoint(run.manifest.fingerprint, record, fixed)
     training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
         # The logs that callbacks get after an epoch.

@@ -8,6 +8,7 @@ import fcntl
 import json
 import math
 import os
+import resource
 import secrets
 import stat
 import tomllib
@@ -30,11 +31,27 @@ MAX_TEXT_BYTES = 64 << 20
 #: Errors of a full disk, and of a used-up quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
+# Open files of a training process besides its data: libraries, logs, checkpoints, and sockets.
+_OTHER_FILES = 100
+
 # Prefixes of paths in buckets.
 _BUCKETS = ("gs://", "/gcs/")
 
 # Nesting levels that a JSON or TOML text may have: the functions that walk through it are recursive.
 _MAX_DEPTH = 100
+
+
+def check_open_files(count: int, what: str) -> None:
+    """Raises this process's limit of open files to the hard one; SettingsError if `count` more do not fit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems bound it by other limits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], count + _OTHER_FILES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise SettingsError(
+            f"{count} {what} are open at a time, with other files {needed}, and the limit of open files is "
+            f"{limit} (ulimit -n); raise it"
+        )
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:

@@ -115,7 +115,7 @@ def _read_training_examples(
     # Record by record from all shards in turn, to which preprocessing has assigned the examples at random.
     records = tf.data.Dataset.from_tensor_slices(paths).interleave(
         lambda path: tf.data.TFRecordDataset(path),
-        cycle_length=len(paths),
+        cycle_length=manifest.streams("train"),
     )
     records = records.take(-1 if limit is None else limit)
     try:

@@ -26,6 +26,7 @@ from shardline.trainer.data.features import (
     find_constant,
     is_class,
 )
+from shardline.trainer.data.sharding import stream_count
 
 MANIFEST_FILE = "manifest.json"
 KEYS_FILE = "examples.keys"
@@ -200,6 +201,11 @@ class Manifest:
     def shards(self) -> list[Shard]:
         """The shards of all splits, in order."""
         return [shard for split in self.splits.values() for shard in split.shards]
+
+    def streams(self, split: str) -> int:
+        """Returns the number of streams in which a split's shards are read."""
+        readers = self.settings.get("readers")
+        return stream_count(len(self.splits[split].shards), readers if isinstance(readers, int) else 1)
 
     @property
     def files(self) -> list[Shard]:

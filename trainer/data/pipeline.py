@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.checkpoint.identity import ORDER
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
@@ -34,31 +36,29 @@ RawBatch = dict[str, tf.Tensor]
 #: Data of a Keras step: (x, y) or (x, y, sample_weight), or the result of a transformation.
 Data: TypeAlias = Any
 
-#: Location of a shard: path, first position in memory, number of records.
-ShardLocation = dict[str, tf.Tensor]
-
 # Shuffle buffer, over all shards: records, and bytes. Preprocessing assigns examples to shards at random, so
 # a window over each shard is enough.
 _SHUFFLE_RECORDS, _SHUFFLE_BYTES = 16_384, 256 << 20
 
-# Prefetch and read buffers, over all shards: records, and bytes. A remote file system is fastest with large
-# reads, but all buffers together should fit the processor's cache: every record is copied out of its buffer.
+# Records prefetched (large ones of all streams, small ones in batches after the shuffle), and bytes of all
+# read buffers. A remote file system is fastest with large reads, but all buffers together should fit the
+# processor's cache: every record is copied out of its buffer.
 _PREFETCH_RECORDS, _READ_BYTES = 1024, 16 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
-# Batches of the next epoch that are read, besides its shuffle buffer, while an epoch is trained.
+# Decoded batches that wait for a step.
 _PREFETCH_BATCHES = 2
 
-# Bytes of a record from which on parallel reading is worth it; shards opened at once.
-_LARGE_RECORD, _OPEN_SHARDS = 4096, 32
+# Bytes of a record from which on parallel reading is worth it; threads that read.
+_LARGE_RECORD, _READ_THREADS = 4096, 32
 
 # Converting these functions, which branch on no tensor, would take longer than tracing them.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 _NAMED_SHARDS = 4  # in a message
 
-# More than the records of a shard, and more epochs than are ever trained.
-_SHARD_STRIDE, _UNLIMITED_EPOCHS = 2**32, 2**40
+# More than the records of a stream, and more epochs than are ever trained.
+_STREAM_STRIDE, _UNLIMITED_EPOCHS = 2**32, 2**40
 
 
 _BEGINNING = Position()
@@ -136,9 +136,16 @@ class InputPipeline:
         return self.description, ""
 
     @property
+    def order_version(self) -> dict[str, int]:
+        """Version of the order of examples, part of a run's identity; empty where all versions are equal."""
+        is_same = self.manifest.streams(self.split) == len(self.manifest.splits[self.split].shards)
+        return {} if is_same else {ORDER: 2}
+
+    @property
     def fixed(self) -> dict[str, int]:
         """Counts that a resumed run cannot change; the number of replicas may change `steps` by one."""
-        return {"steps_per_epoch": -(-self.plan.records // self.plan.global_batch_size)}
+        steps = -(-self.plan.records // self.plan.global_batch_size)
+        return {"steps_per_epoch": steps, **self.order_version}
 
     def epoch(self, at: Position) -> RunPlan:
         """Returns the remaining steps of the epoch of a position."""
@@ -150,7 +157,10 @@ class InputPipeline:
         files = [shard.file for shard in self.manifest.splits[self.split].shards]
         first = plan.start + sum(plan.step_sizes[:step])
         positions = range(first, first + plan.step_sizes[step])
-        used = sorted({p % len(files) for p in positions if p % processes == process})
+        streams = self.manifest.streams(self.split)
+        own = {p % streams for p in positions if p % processes == process}
+        # Of streams that differ by more than a record, any may be among the last ones of an epoch.
+        used = [index for index in range(len(files)) if index % streams in own or len(files) % streams]
         names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
         return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
 
@@ -184,7 +194,8 @@ class InputPipeline:
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns the batches of one of `workers` input workers: those of its replicas, step by step."""
         shards = self._shards(workers, worker)
-        memory = load(shards.files, self.manifest) if self.in_memory else None
+        own = self._paths()[shards.indices.start : shards.indices.stop : shards.indices.step]
+        memory = load(own, self.manifest) if self.in_memory else None
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
         decode = _no_autograph(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
@@ -215,11 +226,26 @@ class InputPipeline:
             return x, formed, tf.gather(tf.constant(self.class_weights, tf.float32), y)
         return x, formed
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether streams are read in parallel, which matters for remote shards.
+
+        Handing a small record from thread to thread costs more than reading it.
+        """
+        split = self.manifest.splits[self.split]
+        return split.bytes > _LARGE_RECORD * split.records
+
+    def _paths(self) -> list[str]:
+        return [str(self.directory / shard.file) for shard in self.manifest.splits[self.split].shards]
+
     def _shards(self, workers: int, worker: int) -> WorkerShards:
         shards = self.manifest.splits[self.split].shards
         check_files(self.directory, shards)
-        paths = [str(self.directory / shard.file) for shard in shards]
-        return worker_shards(paths, workers, worker)
+        assigned = worker_shards(len(shards), self.manifest.streams(self.split), workers, worker)
+        # The next epoch is read while one is trained.
+        opened = 1 if self.in_memory else min(2, self.epochs) * len(assigned.streams)
+        files.check_open_files(opened, "shards of the dataset")
+        return assigned
 
     def _batches(
         self,
@@ -236,24 +262,28 @@ class InputPipeline:
         def batches_of_epochs(epochs: range, start: int) -> tf.data.Dataset:
             plan = replace(self.plan, start=start)
             # Replicas worker, worker + workers, ... are on this worker and take its elements in turn.
-            local = range(worker, plan.replicas, workers)
-            sizes = [size for step in zip(*map(plan.batch_sizes, local), strict=True) for size in step]
+            local = [plan.batch_sizes(replica) for replica in range(worker, plan.replicas, workers)]
+            size, count = plan.per_replica_batch_size, plan.steps * len(local)
+            last = [sizes[-1] for sizes in local] if count else []
+            # Full batches, of which there may be millions, and those of the last step.
+            sizes = tf.concat([tf.fill([max(1, count) - len(last)], tf.constant(size, tf.int64)), last], 0)
             done = share(start, workers, worker)
+            prefetched = max(_PREFETCH_BATCHES, 0 if self._is_large else _PREFETCH_RECORDS // size)
 
             @_no_autograph  # type: ignore[untyped-decorator]
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
                 records = self._records(shards, epoch, in_memory=in_memory).skip(done)
-                steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
+                steps = records.batch(size).rebatch(sizes).take(count)
                 return steps.map(_no_autograph(functools.partial(self._raw, epoch)))
 
             @_no_autograph  # type: ignore[untyped-decorator]
             def every_other(first: tf.Tensor) -> tf.data.Dataset:
                 following = tf.data.Dataset.range(first, epochs.stop, 2)
-                return following.flat_map(batches).prefetch(_PREFETCH_BATCHES)
+                return following.flat_map(batches).prefetch(prefetched)
 
             # Even and odd epochs take turns: one is prefetched while the other is trained.
             firsts = tf.data.Dataset.range(epochs.start, min(epochs.start + 2, epochs.stop))
-            return firsts.interleave(every_other, cycle_length=2, block_length=max(1, len(sizes)))
+            return firsts.interleave(every_other, cycle_length=2, block_length=max(1, count))
 
         if not start:
             return batches_of_epochs(epochs, 0)
@@ -261,45 +291,46 @@ class InputPipeline:
 
     def _records(self, shards: WorkerShards, epoch: tf.Tensor, *, in_memory: bool) -> tf.data.Dataset:
         """Returns this worker's examples of one epoch, with an augmentation each after its number."""
-        split = self.manifest.splits[self.split]
-        count, stored = len(split.shards), split.bytes
-        buffer = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
-        window = max(1, buffer // count)
-        # By shard and epoch: the order is the same on any number of workers.
+        split, streams = self.manifest.splits[self.split], self.manifest.streams(self.split)
+        buffer = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, split.bytes))
+        paths, read_bytes = tf.constant(self._paths()), _READ_BYTES // streams
+        kept = [shard.records * (at in shards.indices) for at, shard in enumerate(split.shards)]
+        ends = tf.constant([*itertools.accumulate(kept)], tf.int64)  # in memory
+        # By stream and epoch: the order is the same on any number of workers.
         seeded = functools.partial(_fold_in, self.shuffle_seed or 0, 0, epoch)
 
         @_no_autograph  # type: ignore[untyped-decorator]
-        def examples(index: tf.Tensor, location: ShardLocation) -> tf.data.Dataset:
+        def positions(end: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.Dataset.range(end - records, end)
+
+        @_no_autograph  # type: ignore[untyped-decorator]
+        def examples(stream: tf.Tensor) -> tf.data.Dataset:
+            own = tf.range(stream, len(split.shards), streams, tf.int64)
+            if self.shuffle_seed is not None and streams < len(split.shards):
+                own = tf.random.experimental.stateless_shuffle(own, tf.stack([seeded(stream), 0]))
             if in_memory:
-                records = tf.data.Dataset.range(location["start"], location["start"] + location["records"])
+                bounds = (tf.gather(ends, own), tf.gather(tf.constant(kept, tf.int64), own))
+                records = tf.data.Dataset.from_tensor_slices(bounds).flat_map(positions)
             else:
                 records = tf.data.TFRecordDataset(
-                    location["path"],
-                    buffer_size=min(max(_READ_BYTES // count, _SMALLEST_READ), _LARGEST_READ),
-                ).prefetch(max(1, _PREFETCH_RECORDS // count))
+                    tf.gather(paths, own), buffer_size=min(max(read_bytes, _SMALLEST_READ), _LARGEST_READ)
+                )
+                if self._is_large:
+                    records = records.prefetch(max(1, _PREFETCH_RECORDS // streams))
             if self.augmentation is not None:
-                records = records.enumerate(start=index * _SHARD_STRIDE)
+                records = records.enumerate(start=stream * _STREAM_STRIDE)
             if self.shuffle_seed is None:
                 return records
-            return records.shuffle(window, seed=seeded(index), reshuffle_each_iteration=False)
+            window = max(1, buffer // streams)
+            return records.shuffle(window, seed=seeded(stream), reshuffle_each_iteration=False)
 
-        lengths = [split.shards[index].records for index in shards.indices]
-        starts = [0, *itertools.accumulate(lengths)][:-1]
-        locations = {
-            "path": list(shards.files),
-            "start": tf.constant(starts, tf.int64),
-            "records": tf.constant(lengths, tf.int64),
-        }
-        files = tf.data.Dataset.from_tensor_slices((tf.constant(shards.indices, tf.int64), locations))
-        # Handing a small record from thread to thread costs more than reading it; shards of large records are
-        # opened in parallel, which matters for remote ones.
-        large = not in_memory and stored > _LARGE_RECORD * split.records
-        records = files.interleave(
+        own = shards.streams
+        records = tf.data.Dataset.range(own.start, own.stop, own.step).interleave(
             examples,
-            cycle_length=len(shards.files),
+            cycle_length=len(own),
             block_length=1,
             # Not AUTOTUNE, which is limited to the number of cores: these threads only wait.
-            num_parallel_calls=min(len(shards.files), _OPEN_SHARDS) if large else None,
+            num_parallel_calls=min(len(own), _READ_THREADS) if self._is_large and not in_memory else None,
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
 

@@ -1,20 +1,25 @@
 """Sharding: which shards a worker reads, and which example is trained in which step.
 
-An epoch has one global order that does not depend on the number of replicas. Record p of the epoch comes
-from shard p mod N, round-robin, because the shards of a split differ by at most one record with the longer
-ones first. Replica r of W takes the records with p mod W = r, and a step takes the next W x B records. So
-two replicas of batch B train on the same examples in the same step as one replica of batch 2B, and every
-example is used exactly once in an epoch, also if it is interrupted and resumed on another number of replicas.
+An epoch has one global order that does not depend on the number of replicas. The shards of a split form S
+streams: stream s reads the shards with i mod S = s, one after the other, in an order of its own. Up to 64
+shards are a stream each; of more shards, 64 streams at most bound the open files. Record p of the epoch comes
+from stream p mod S, round-robin: shards differ by at most one record with the longer ones first, and so do
+streams where S divides the number of shards. Replica r of W takes the records with p mod W = r, and a step
+takes the next W x B records. So two replicas of batch B train on the same examples in the same step as one
+replica of batch 2B, and every example is used exactly once in an epoch, also if it is interrupted and resumed
+on another number of replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from shardline.trainer.base.errors import SettingsError
+
+# Most streams of a split, and a number of them that divides the shards but is too small to read quickly.
+_MOST_STREAMS, _FEW_STREAMS = 64, 8
 
 
 class ShardPolicy(NamedTuple):
@@ -26,32 +31,66 @@ class ShardPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """Shards that one input worker reads, in round-robin order, and the index of each in the split.
+    """Shards that one input worker reads, and its streams in round-robin order, by numbers in the split.
 
     The worker keeps one record of `keep_every`, starting with number `keep_offset`.
     """
 
-    files: tuple[str, ...]
-    indices: tuple[int, ...]
+    indices: range
+    streams: range
     keep_every: int = 1
     keep_offset: int = 0
 
 
-def shard_policy(shards: int, workers: int) -> ShardPolicy:
-    """Chooses how a number of shards is assigned to a number of input workers."""
+def stream_count(shards: int, readers: int = 1) -> int:
+    """Returns the number of streams of a split that was written for a number of input workers.
+
+    It divides the number of shards, so that workers read shards of their own, and is a multiple of `readers`
+    and of many other numbers of workers. If few or no numbers divide, it is the largest.
+    """
+    if shards <= _MOST_STREAMS:
+        return shards
+    divisors = [n for n in range(1, max(_MOST_STREAMS, readers) + 1) if shards % n == 0]
+    best = max(divisors, key=lambda n: (n % readers == 0, sum(n % other == 0 for other in divisors), n))
+    return best if best >= _FEW_STREAMS else _MOST_STREAMS
+
+
+def shard_policy(shards: int, streams: int, workers: int) -> ShardPolicy:
+    """Chooses how shards in a number of streams are assigned to a number of input workers."""
     counts = f"{shards} shard{'s' * (shards != 1)}, {workers} input worker{'s' * (workers != 1)}"
-    if shards % workers == 0:
+    if shards % streams == 0 and streams % workers == 0:
         return ShardPolicy("file", f"{counts}: each reads whole shards of its own")
     return ShardPolicy("data", f"{counts}: each reads all shards and keeps its share")
 
 
-def worker_shards(files: Sequence[str], workers: int, worker: int) -> WorkerShards:
-    """Assigns shards to an input worker: those that it opens, and the records that it keeps."""
-    indices = tuple(range(len(files)))
-    if shard_policy(len(files), workers).name == "data":
-        return WorkerShards(tuple(files), indices, keep_every=workers, keep_offset=worker)
-    own = indices[worker::workers]
-    return WorkerShards(tuple(files[i] for i in own), own)
+def worker_shards(shards: int, streams: int, workers: int, worker: int) -> WorkerShards:
+    """Assigns shards to an input worker: those that it reads, and the records that it keeps."""
+    if shard_policy(shards, streams, workers).name == "data":
+        return WorkerShards(range(shards), range(streams), keep_every=workers, keep_offset=worker)
+    return WorkerShards(range(worker, shards, workers), range(worker, streams, workers))
+
+
+@dataclass(frozen=True)
+class StepSizes(Sequence[int]):
+    """Examples of each of `steps` steps: `full`, and `last` in the last one."""
+
+    steps: int
+    full: int
+    last: int
+
+    def __len__(self) -> int:
+        """Returns the number of steps."""
+        return self.steps
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        """Returns the examples of a step, from 0, or of several."""
+        if isinstance(at, slice):
+            return [self[step] for step in range(self.steps)[at]]
+        return self.last if range(self.steps)[at] == self.steps - 1 else self.full
 
 
 @dataclass(frozen=True)
@@ -90,19 +129,19 @@ class EpochPlan:
         return replace(self, start=0).steps - self.steps if self.start else 0
 
     @property
-    def step_sizes(self) -> tuple[int, ...]:
+    def step_sizes(self) -> StepSizes:
         """Examples of each remaining step, over all replicas."""
-        return tuple(end - start for start, end in pairwise(self._bounds()))
+        return StepSizes(self.steps, self.global_batch_size, self.records - self._last_step)
 
-    def batch_sizes(self, replica: int) -> list[int]:
+    def batch_sizes(self, replica: int) -> StepSizes:
         """Returns the number of examples that one replica takes in each remaining step."""
-        taken = [share(bound, self.replicas, replica) for bound in self._bounds()]
-        return [after - before for before, after in pairwise(taken)]
+        done, whole = (share(bound, self.replicas, replica) for bound in (self._last_step, self.records))
+        return StepSizes(self.steps, self.per_replica_batch_size, whole - done)
 
-    def _bounds(self) -> list[int]:
-        """Returns the first record of each step in the order of the epoch, and the end of the last step."""
-        begins = [self.start + step * self.global_batch_size for step in range(self.steps)]
-        return [*begins, self.records] if begins else []
+    @property
+    def _last_step(self) -> int:
+        """The first record of the last step in the order of the epoch."""
+        return self.start + (self.steps - 1) * self.global_batch_size
 
 
 class RunPlan(NamedTuple):

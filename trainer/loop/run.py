@@ -170,7 +170,8 @@ def assign_shards(process: Process, manifest: Manifest) -> ShardPolicy:
     """Returns how the training data is assigned to the workers, and why."""
     if process.strategy_name == "parameter_server":
         return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
-    return shard_policy(len(manifest.splits["train"].shards), process.cluster.num_workers)
+    shards = len(manifest.splits["train"].shards)
+    return shard_policy(shards, manifest.streams("train"), process.cluster.num_workers)
 
 
 def load_data(settings: TrainSettings, workers: int, *, evaluator: bool) -> Manifest:
