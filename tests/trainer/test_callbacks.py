@@ -1,11 +1,19 @@
 """Callbacks: their state survives an interruption, and those of a user are checked."""
 
+import contextlib
+import io
 import json
+import logging
+import random
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
@@ -127,6 +135,166 @@ def test_attributes_of_any_callback_are_kept():
     assert after.last is None
     assert after.patience == 9  # an option is not state
     assert after.model is model
+
+
+CLOCK = datetime(2026, 11, 29, 1, 2, 3, 4, tzinfo=UTC)
+VALUES = {
+    "a set": {3, 1, 2},
+    "a set of tuples": {("b", 2), ("a", 1)},
+    "a frozenset": frozenset({"x", "y"}),
+    "a deque": deque([1.5, 2.5], maxlen=2),
+    "a Counter": Counter({"cat": 3, "dog": 1}),
+    "a defaultdict": defaultdict(list, {"loss": [1.0, 0.5]}),
+    "an OrderedDict": OrderedDict(b=1, a=2),
+    "keys of numpy": {np.int64(3): np.float32(0.25)},
+    "texts": np.array(["one", "three"]),
+    "a text": np.str_("one"),
+    "no texts": np.empty((0, 2), "U4"),
+    "objects": np.array(["one", None, {1}], dtype=object),
+    "complex numbers": np.array([1 + 2j]),
+    "times": np.array(["2026-11-29"], "datetime64[D]"),
+    "bytes": b"\0\xff",
+    "a path": Path("a", "b"),
+    "a time": CLOCK,
+    "a duration": timedelta(days=1, microseconds=7),
+    "a complex number": 1 - 2j,
+    "nested": [{"seen": {1}}, (deque([frozenset({2})]),)],
+}
+
+
+class Holder(keras.callbacks.Callback):
+    """Has one attribute."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+
+def resumed(begun, trained, again):
+    """Returns a callback with the attribute `again` that resumes one whose attribute went to `trained`."""
+    before, after = Holder(begun), Holder(again)
+    _, states = begin(tiny_model(), [before])
+    before.value = trained
+    kept = through_json(states.capture())
+    begin(tiny_model(), [after])[1].restore(*kept)
+    return after
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_an_attribute_of_this_kind_is_kept(value):
+    after = resumed(None, value, None).value
+
+    assert type(after) is type(value)
+    np.testing.assert_equal(after, value)
+    assert getattr(after, "dtype", None) == getattr(value, "dtype", None)
+    assert getattr(after, "maxlen", None) == getattr(value, "maxlen", None)
+    assert getattr(after, "default_factory", None) is getattr(value, "default_factory", None)
+    if isinstance(value, dict):
+        assert [*map(type, after)] == [*map(type, value)]
+
+
+@pytest.mark.parametrize("value", [tf.constant([1.5, 2.5], tf.bfloat16), tf.constant(["a", "b"])])
+def test_tensors_are_kept(value):
+    after = resumed(None, value, None).value
+
+    assert isinstance(after, tf.Tensor)
+    assert after.dtype == value.dtype
+    assert after.numpy().tolist() == value.numpy().tolist()
+
+
+@pytest.mark.parametrize("kind", [keras.Variable, tf.Variable])
+def test_variables_are_assigned_and_stay_the_same_objects(kind):
+    present = {"best": [kind(0.0)]}
+    after = resumed({"best": [kind(0.0)]}, {"best": [kind(7.0)]}, present).value
+
+    assert after["best"][0] is present["best"][0]
+    assert float(after["best"][0].numpy()) == 7.0
+
+
+def test_random_numbers_go_on():
+    generator = np.random.default_rng(7)
+    generator.random(3)
+    after = resumed(np.random.default_rng(7), generator, np.random.default_rng(7)).value
+
+    assert after.random() == generator.random()
+
+
+def test_a_function_that_makes_the_missing_values_stays_the_programs():
+    now = defaultdict(lambda: [0, 0])
+
+    after = resumed(now, defaultdict(lambda: [9, 9], {"a": [1, 2]}), now).value
+    assert (after["a"], after["b"]) == ([1, 2], [0, 0])
+
+
+class Tracker:
+    """A class of a program, of which nothing is known."""
+
+    def __init__(self):
+        self.best = 0.0
+
+
+class Losing(keras.callbacks.Callback):
+    """Its first three attributes are state that cannot be kept; what the others hold is not state."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tracker, self.trackers, self.generator = Tracker(), {}, random.Random(0)
+        self.option = Tracker()
+        self.functions, self.model_too, self.log = [print], tiny_model(), logging.getLogger("x")
+        self.file, self.lock, self.thread = open(path, "w"), threading.Lock(), None  # noqa: SIM115
+        self.kernel = None
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.tracker.best += 1.0
+        self.trackers[epoch] = Tracker()
+        self.generator.random()
+        self.file.write("epoch\n")
+        self.thread = threading.Thread()
+        self.model_too.layers[0].kernel.assign_add([[1.0], [1.0]])
+        self.kernel = self.model.layers[0].kernel
+
+
+def test_what_changes_and_cannot_be_kept_is_named_once(tmp_path):
+    model, callback = tiny_model(), Losing(tmp_path / "file")
+    both = keras.callbacks.CallbackList([callback], model=model)
+    states = CallbackStates([callback], variables=model.variables)
+    states.capture()
+    assert states.lost == set()
+    run(model, both, LOSSES[:2])
+    host, _ = states.capture()
+    callback.file.close()
+
+    assert states.lost == {"Losing.tracker", "Losing.trackers", "Losing.generator"}
+    assert host == {"Losing/0": {}}  # the model's weights are kept with the model
+
+
+def built_in(tmp_path):
+    made = {
+        "BackupAndRestore": {"backup_dir": tmp_path / "backup"},
+        "CSVLogger": {"filename": tmp_path / "log.csv"},
+        "EarlyStopping": {"patience": 1, "restore_best_weights": True},
+        "LambdaCallback": {"on_epoch_end": lambda epoch, logs: None},
+        "LearningRateScheduler": {"schedule": lambda epoch, rate: rate * 0.5},
+        "ModelCheckpoint": {"filepath": tmp_path / "model.keras"},
+        "ReduceLROnPlateau": {"patience": 0},
+        "TensorBoard": {"log_dir": tmp_path / "board"},
+    }
+    # These need a package, a server, or an optimizer with moving averages.
+    left_out = {"Callback", "CallbackList", "OrbaxCheckpoint", "RemoteMonitor", "SwapEMAWeights"}
+    names = {name for name in dir(keras.callbacks) if name[0] != "_"} - left_out
+    return [getattr(keras.callbacks, name)(**made.get(name, {})) for name in sorted(names)]
+
+
+def test_nothing_is_said_of_keras_own_callbacks(tmp_path):
+    model, callbacks = tiny_model(), built_in(tmp_path)
+    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+    model.fit(x, y, epochs=1, verbose=0)
+    states = CallbackStates(callbacks, variables=model.variables)
+    with contextlib.redirect_stdout(io.StringIO()):
+        model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks, validation_data=(x, y))
+    states.capture()
+
+    assert states.lost == set()
 
 
 def test_what_is_captured_no_longer_changes():

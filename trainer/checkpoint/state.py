@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
+from shardline.trainer.checkpoint.values import Encoder, decode, describe
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.keras_compat.keras_internals import (
     accumulators,
@@ -36,12 +37,24 @@ _NOT_STATE = ("_model", "params", "min_delta")
 class CallbackStates:
     """State of callbacks: a callback's own `get_state()`, else the attributes that training changes.
 
-    An attribute is saved when it consists of numbers, text, arrays, lists, tuples and dicts, and has changed
-    since training began; so a resumed run may pass a callback other options (more patience).
+    An attribute is saved when it can be (`values`) and has changed since training began; so a resumed run
+    may pass a callback other options (more patience).
     """
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], prefix: str = ""):
-        """Takes callbacks; their states are named by prefix, class and number."""
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        prefix: str = "",
+        variables: Iterable[keras.Variable] = (),
+    ):
+        """Takes callbacks; their states are named by prefix, class and number.
+
+        `variables` are saved with the model, and not again where an attribute is one of them.
+        """
+        self._known = {id(variable) for variable in variables}
+        # Digests of the attributes that cannot be kept, and those that training has been found to change.
+        self._digests: dict[str, str] = {}
+        self.lost: set[str] = set()
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
         count: Counter[str] = Counter()
         for callback in callbacks:
@@ -49,7 +62,8 @@ class CallbackStates:
                 kind = type(callback).__name__
                 self._callbacks[f"{prefix}{kind}/{count[kind]}"] = callback
                 count[kind] += 1
-        self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
+        self._initial = {name: self._state(name, callback) for name, callback in self._callbacks.items()}
+        self.lost.clear()
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Returns the callbacks' state: JSON by callback, and the arrays it refers to."""
@@ -57,7 +71,7 @@ class CallbackStates:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, callback in self._callbacks.items():
             initial = {} if _has_state_methods(callback) else self._initial[name]
-            state = {key: v for key, v in _state(name, callback).items() if v != initial.get(key)}
+            state = {key: v for key, v in self._state(name, callback).items() if v != initial.get(key)}
             host[name] = {key: value.json for key, value in state.items()}
             for value in state.values():
                 arrays.update(value.arrays)
@@ -67,9 +81,31 @@ class CallbackStates:
         """Restores the callbacks' state; callbacks without a saved one are unchanged."""
         for name, callback in self._callbacks.items():
             if name in host:
+                own, now = _has_state_methods(callback), vars(callback)
                 saved = {key: value for key, value in host[name].items() if key not in _NOT_STATE}
-                state = {key: _decode(value, arrays) for key, value in saved.items()}
-                (callback.set_state if _has_state_methods(callback) else vars(callback).update)(state)
+                state = {
+                    key: decode(value, arrays, None if own else now.get(key)) for key, value in saved.items()
+                }
+                (callback.set_state if own else now.update)(state)
+
+    def _state(self, name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]:
+        own = _has_state_methods(callback)
+        values = callback.get_state() if own else vars(callback)
+        encoded = {}
+        for key, value in values.items():
+            encoder = Encoder(self._known)
+            try:
+                content = encoder.encode(value, f"callback/{name}/{key}")
+                encoded[key] = _Encoded(content, encoder.arrays)
+            except (TypeError, RecursionError) as error:
+                kind = type(callback).__name__
+                if own:
+                    raise SettingsError(f"get_state() of {kind}: {key!r} {error}") from None
+                digest = "" if f"{kind}.{key}" in self.lost else describe(value, self._known)
+                if digest and self._digests.get(f"{name}.{key}") != digest:
+                    self._digests[f"{name}.{key}"] = digest
+                    self.lost.add(f"{kind}.{key}")
+        return {key: value for key, value in encoded.items() if key not in _NOT_STATE}
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
@@ -110,50 +146,6 @@ class _Encoded:
 
 def _has_state_methods(callback: keras.callbacks.Callback) -> bool:
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
-
-
-def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]:
-    own = _has_state_methods(callback)
-    values = callback.get_state() if own else vars(callback)
-    encoded = {}
-    for key, value in values.items():
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        try:
-            encoded[key] = _Encoded(_encode(value, f"callback/{name}/{key}", arrays), arrays)
-        except TypeError as error:
-            if own:
-                raise SettingsError(f"get_state() of {type(callback).__name__}: {key!r} {error}") from None
-    return {key: value for key, value in encoded.items() if key not in _NOT_STATE}
-
-
-def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Returns the value as JSON and adds its arrays, with names that begin with `path`; else TypeError."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufV":
-        arrays[path] = np.array(value)
-        return {"array": path}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [_encode(v, f"{path}/{i:04d}", arrays) for i, v in enumerate(value)]}
-    if type(value) is dict:
-        numbered = ((f"{path}/{i:04d}", k, v) for i, (k, v) in enumerate(value.items()))
-        return {"dict": [[_encode(k, at, {}), _encode(v, at, arrays)] for at, k, v in numbered]}
-    raise TypeError(
-        f"holds a value of type {type(value).__name__}; "
-        "only numbers, text, arrays, lists, tuples and dicts can be saved"
-    )
-
-
-def _decode(value: Any, arrays: Arrays) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "array":
-        return np.array(arrays[content])[()]  # a scalar stays a scalar
-    if kind == "dict":
-        return {_decode(k, arrays): _decode(v, arrays) for k, v in content}
-    items = [_decode(item, arrays) for item in content]
-    return tuple(items) if kind == "tuple" else items
 
 
 @dataclass(frozen=True)
@@ -226,8 +218,14 @@ class TrainingState:
         self._exempt |= {id(average) for variable, average in averages if id(variable) in self._exempt}
         sums = {id(variable) for variable in accumulators(model)}
         self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}
-        self._callbacks = CallbackStates(callbacks)
-        self._chief_callbacks = CallbackStates(chief_callbacks, "chief/")
+        saved = self._variables.values()
+        self._callbacks = CallbackStates(callbacks, variables=saved)
+        self._chief_callbacks = CallbackStates(chief_callbacks, "chief/", saved)
+
+    @property
+    def lost(self) -> set[str]:
+        """Attributes of callbacks, CLASS.NAME, that training has changed and that no checkpoint can keep."""
+        return self._callbacks.lost | self._chief_callbacks.lost
 
     @property
     def variables(self) -> dict[str, str]:

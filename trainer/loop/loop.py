@@ -242,7 +242,14 @@ class Training:
         if self._run.checkpoints is None:
             return
         seconds = self._seconds_before + time.monotonic() - self._started
+        known = self.state.lost
         snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds)
+        for name in sorted(self.state.lost - known) if self._run.cluster.is_chief else ():
+            progress.report(
+                "train",
+                f"warning: {name} changes in training and cannot be kept in a checkpoint: a restart begins "
+                "it anew; give the callback get_state() and set_state()",
+            )
         if name := self.state.first_not_finite(snapshot):
             raise DivergedError(
                 f"{name} is not finite after step {self.position.steps:,}, whose loss still was, and is not "
