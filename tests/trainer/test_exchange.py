@@ -118,4 +118,4 @@ def test_the_changed_model_saves_and_loads(tmp_path):
 
 
 def test_one_replica_merges_nothing():
-    assert replica_merger(tf.distribute.OneDeviceStrategy(ONE), keras.Sequential())() is None
+    assert replica_merger(tf.distribute.OneDeviceStrategy(ONE), keras.Sequential())() == []

@@ -16,7 +16,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -115,6 +115,11 @@ def emit(event: Event) -> None:
 def report(topic: str, text: str) -> None:
     """Reports one line of text."""
     _sink(Event("line", topic, text))
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns the first three of some names, and the number of others."""
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
 
 
 def advance(topic: str, done: int, total: int, unit: str, text: str = "") -> None:

@@ -283,27 +283,44 @@ def _on_values(
     return function(gradient)
 
 
-def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
+def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], list[str]]:
     """Returns a collective that sets variables that each replica has for itself to their mean.
 
     These are BatchNormalization's moving statistics, which Keras 3 updates on each replica alone, and would
-    save from the first; and accumulated gradients.
+    save from the first; and accumulated gradients. It returns the names of all others that differed, which
+    layers of a program's own have assigned; of numbers that are not floats each replica keeps its own.
     """
     if strategy.num_replicas_in_sync == 1:
-        return lambda: None
+        return list
+    weights = [each for each in model.non_trainable_weights if _is_number(tf.as_dtype(each.dtype))]
+    averaged = {id(each) for each in keras_internals.batch_statistics(model)}
 
-    def merge() -> None:
-        local = _floats([*model.non_trainable_weights, *keras_internals.accumulators(model)])
-        if local:
-            for variable, mean in zip(local, exact_means(_values(local)), strict=True):
+    def merge() -> tf.Tensor:
+        local = [*weights, *keras_internals.accumulators(model)]
+        if not local:
+            return tf.zeros(0)
+        own = _values(local)
+        means = exact_means(own)
+        for variable, mean in zip(local, means, strict=True):
+            if keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(mean)
+        pairs = zip(weights, own, means, strict=False)
+        differs = [tf.reduce_any(value != mean) for each, value, mean in pairs if id(each) not in averaged]
+        if not differs:
+            return tf.zeros(0)
+        context, flags = tf.distribute.get_replica_context(), tf.cast(tf.stack(differs), tf.float32)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, flags)
 
-    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
-    return merge_all
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def merge_all() -> tf.Tensor:
+        return strategy.experimental_local_results(strategy.run(merge))[0]
+
+    names = [each.path for each in weights if id(each) not in averaged]
+    return lambda: [name for name, count in zip(names, merge_all().numpy(), strict=True) if count]
 
 
-def _floats(variables: Variables) -> list[keras.Variable]:
-    return [variable for variable in variables if keras.backend.is_float_dtype(variable.dtype)]
+def _is_number(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def _values(variables: Variables) -> Gradients:

@@ -34,6 +34,12 @@ def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
     yield from model._flatten_layers(include_self=False)
 
 
+def batch_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Returns the moving statistics of a model's BatchNormalization layers."""
+    layers = [each for each in all_layers(model) if isinstance(each, keras.layers.BatchNormalization)]
+    return [variable for layer in layers for variable in layer.non_trainable_variables]
+
+
 def own_learning_rate(optimizer: keras.Optimizer) -> Any:
     """Returns an optimizer's schedule or variable; `learning_rate` is the schedule's current value."""
     return optimizer._learning_rate

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as losses
 
 from shardline.trainer.base.errors import SettingsError
@@ -21,8 +22,8 @@ from shardline.trainer.keras_compat.tensorflow_internals import has_several_work
 _replica = threading.local()
 
 # Examples in each half of a batch on which a loss is probed, and tolerances for rounding.
-_HALF_BATCH = 4
-_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 3e-2
+HALF_BATCH = 4
+TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 3e-2
 
 
 @contextlib.contextmanager
@@ -44,7 +45,8 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     They are not divided by the number of replicas, and count by their replica's share of the examples. A loss
     that divides by the sum of its weights (a mask, the reduction mean_with_sample_weight), or adds up (sum,
-    none), is scaled by a factor from an exchange. `single` is called for a loss that is already one number.
+    none), is scaled by a factor from an exchange, and one for each example that a layer adds by the replica's
+    share. `single` is called for a loss that is already one number.
     """
     reduce = losses.reduce_weighted_values
 
@@ -76,10 +78,21 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         # Without a reduction the values are one for each example, and only their gradients add up.
         return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
 
+    aggregate = TensorFlowTrainer._aggregate_additional_loss
+
+    def aggregate_over_all(model: keras.Model, loss: tf.Tensor) -> tf.Tensor:
+        total, share, examples = aggregate(model, loss), own_share(), getattr(_replica, "examples", None)
+        if share is None or examples is None or not loss.shape.rank:
+            return total
+        one_each = tf.equal(tf.cast(tf.shape(loss)[0], tf.float32), examples)
+        replicas = float(tf.distribute.get_replica_context().num_replicas_in_sync)
+        factor = tf.where(one_each, replicas * tf.math.reciprocal_no_nan(share()), 1.0)
+        return total * tf.cast(factor, total.dtype)
+
     add = keras.metrics.Mean.update_state
 
     def add_by_share(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        share = getattr(_replica, "share", None)
+        share = own_share()
         if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
             sample_weight = share()
         return add(self, values, sample_weight=sample_weight)
@@ -87,19 +100,29 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
     with (
         unscaled_losses(),
         patched(losses, "reduce_weighted_values", reduce_over_all),
+        patched(TensorFlowTrainer, "_aggregate_additional_loss", aggregate_over_all),
         patched(keras.metrics.Mean, "update_state", add_by_share),
     ):
         yield
 
 
 @contextlib.contextmanager
-def replica_share(share: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Sets, inside a replica, its share of the batch: the weight of a scalar in a `keras.metrics.Mean`."""
-    _replica.share = share
+def replica_share(share: Callable[[], tf.Tensor] | None, examples: tf.Tensor | None = None) -> Iterator[None]:
+    """Sets, inside a replica, its share of the batch, the weight of a scalar in a `keras.metrics.Mean`.
+
+    It is 1 for an equal share; `examples` is the number of examples of the replica, as float32.
+    """
+    before, _replica.share, _replica.examples = own_share(), share, examples
     try:
         yield
     finally:
-        _replica.share = None
+        _replica.share = before
+
+
+def own_share() -> Callable[[], tf.Tensor] | None:
+    """Returns what `replica_share` has set; None outside of a replica's step."""
+    share: Callable[[], tf.Tensor] | None = getattr(_replica, "share", None)
+    return share
 
 
 def loss_couples_examples(model: keras.Model, batch: Any) -> bool | None:
@@ -107,9 +130,9 @@ def loss_couples_examples(model: keras.Model, batch: Any) -> bool | None:
 
     None means unknown: the model cannot be called on them, or draws random numbers.
     """
-    tolerance = _TOLERANCE if model.compute_dtype == "float32" else _HALF_PRECISION_TOLERANCE
+    tolerance = TOLERANCE if model.compute_dtype == "float32" else HALF_PRECISION_TOLERANCE
     try:
-        half = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _HALF_BATCH)
+        half = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, HALF_BATCH)
         parts = slice(2 * half), slice(half), slice(half, 2 * half)
         whole, *halves = (_losses(model, batch, part) for part in parts)
         if np.allclose(whole, np.mean(halves, axis=0), rtol=tolerance, atol=1e-6):
@@ -130,12 +153,13 @@ def _losses(model: keras.Model, batch: Any, examples: slice) -> np.ndarray[Any, 
         own_replica(model.distribute_strategy),
         unscaled_losses(),
         patched(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
+        patched(TensorFlowTrainer, "_aggregate_additional_loss", lambda _, loss: tf.reduce_mean(loss)),
         patched(keras.random.SeedGenerator, "next", None),  # a random draw fails
         keras.StatelessScope(state, collect_losses=True, initialize_variables=False),
     ):
         outputs = model(x, training=False)
         loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
-        return np.array([float(value) for value in (loss, *model.losses)])
+        return np.array([np.mean(value) for value in (loss, *model.losses)])
 
 
 _COMPUTING = ("evaluate", "predict", "predict_on_batch", "test_on_batch")

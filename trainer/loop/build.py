@@ -31,6 +31,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     updating_optimizers,
 )
+from shardline.trainer.keras_compat.replica_metrics import whole_batch_metrics
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.zoo import find_application
@@ -91,10 +92,12 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
     is_custom = returns_custom_metrics(model.train_step)
     for name, data in batches.items():
         try:
-            if is_custom:
-                _try_step(model, getattr(model, name), data)
-            else:
-                build_symbolically(model, tf.nest.map_structure(_specification, data))
+            spec = tf.nest.map_structure(_specification, data)
+            with whole_batch_metrics(model, tf.nest.flatten(spec)[0].shape[0]):
+                if is_custom:
+                    _try_step(model, getattr(model, name), data)
+                else:
+                    build_symbolically(model, spec)
         except ShardlineError:
             raise
         except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything

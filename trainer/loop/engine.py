@@ -17,6 +17,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
+from shardline.trainer.keras_compat.replica_metrics import inexact_metrics
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.run import TrainingRun
@@ -37,6 +38,8 @@ def make_engine(
     """
     settings, strategy, training = run.settings, run.strategy, run.data
     xla = uses_xla(run, model)
+    if (names := inexact_metrics(model)) and run.cluster.is_chief:
+        progress.report("train", f"warning: metrics {progress.shortened(names)} {_INEXACT_METRICS}")
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
         served = CoordinatorLoop(model, workers, training.raw_batches(at), training.decode)
@@ -78,11 +81,11 @@ def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Cal
     if run.replicas == 1 or not run.cluster.is_chief:
         return lambda: None
     if names := own_statistics(model):
-        shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
         progress.report(
             "train",
-            f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so "
-            f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
+            f"BatchNormalization ({progress.shortened(names)}) takes the statistics of each replica's part "
+            f"of a batch, so {run.replicas} replicas do not train as one does; synchronized=True takes those "
+            "of the batch",
         )
     say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
     differs = None if batch is None else loss_couples_examples(model, batch)
@@ -94,6 +97,11 @@ def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Cal
 _SINGLE_LOSS = (
     "a loss is computed of a batch as a whole, and averaged over the replicas: if it is not a mean over "
     "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
+)
+
+_INEXACT_METRICS = (
+    "do not add up over parts of a batch, as sums and counts do, and are not those of one process; give "
+    "them numbers for each example, and no parameter servers"
 )
 
 

@@ -123,7 +123,7 @@ class Training:
         counters.first_step = counters.steps = at.steps
         counters.total_steps = min(at.steps + max(0, left), settings.max_steps or sys.maxsize)
         self.logs: Logs = dict(host["logs"])
-        self._merge = replica_merger(run.strategy, model)
+        self._merge, self._reported = replica_merger(run.strategy, model), False
         compiled = model.steps_per_execution
         compiled = compiled if isinstance(compiled, int) and compiled > 1 else 0
         requested = settings.steps_per_execution or compiled
@@ -238,7 +238,7 @@ class Training:
     def _save(self) -> None:
         """Saves a checkpoint at this position. A collective."""
         self._watchdog.at(f"saving a checkpoint of step {self.position.steps:,}")
-        self._merge()
+        self._merge_replicas()
         if self._run.checkpoints is None:
             return
         seconds = self._seconds_before + time.monotonic() - self._started
@@ -259,6 +259,19 @@ class Training:
         step = self.position.steps
         self.checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
         self._saved = time.monotonic()
+
+    def _merge_replicas(self) -> None:
+        """Merges variables that each replica has for itself, and reports, once, those of a program's own."""
+        names = self._merge()
+        if names and not self._reported and self._run.cluster.is_chief:
+            self._reported = True
+            progress.report(
+                "train",
+                f"warning: weights that layers assign ({progress.shortened(names)}) differ between replicas, "
+                "each of which has a part of a batch: floats are averaged, other numbers are the first's, "
+                f"so {self._run.replicas} replicas do not train as one does; in the layer, sum over the "
+                "replicas by tf.distribute.get_replica_context().all_reduce",
+            )
 
     def _check_limits(self) -> None:
         stopped = self._stop_reason == _STOPPED

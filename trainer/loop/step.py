@@ -29,6 +29,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     update_after_gradients,
 )
 from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share
+from shardline.trainer.keras_compat.replica_metrics import takes_whole_batches
 from shardline.trainer.keras_compat.tensorflow_internals import leak_iterator, seed_per_process
 
 #: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).
@@ -162,6 +163,7 @@ class StepLoop:
         self._sized = sized
         self._losses = functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
+        self._single = strategy.num_replicas_in_sync > 1 and takes_whole_batches(model)
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         self._exchange = GradientExchange(model, summation)
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
@@ -190,8 +192,11 @@ class StepLoop:
         """
         waited, done, first = 0.0, 0, len(sizes)
         steps = self._steps = self._steps or self._trace()
-        for _, equal in itertools.groupby(sizes):
-            call = tf.constant(list(equal), tf.float32)
+        equal = (
+            [[size] for size in sizes] if self._single else [list(own) for _, own in itertools.groupby(sizes)]
+        )
+        for group in equal:
+            call = tf.constant(group, tf.float32)
             seconds, diverged, self._read = steps(self._batches, call)
             if (step := int(diverged.numpy())) < len(call):
                 first = min(first, done + step)
@@ -209,7 +214,7 @@ class StepLoop:
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             data, size = data if self._sized else (data, size)
             share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
-            with self._exchange.weighted(share), replica_share(lambda: share * replicas):
+            with self._exchange.weighted(share), replica_share(lambda: share * replicas, _examples(data)):
                 logs = train_step(data)
             self._custom_logs.keep(logs, share * replicas)
             return is_finite(logs, weights)
@@ -286,7 +291,9 @@ class EvaluationLoop:
 
     def take(self, count: int) -> None:
         """Takes some steps."""
-        self._run(self._iterator, tf.constant(count))
+        single = self._strategy.num_replicas_in_sync > 1 and takes_whole_batches(self._model)
+        for each in [1] * count if single else [count]:  # the last batch may be smaller
+            self._run(self._iterator, tf.constant(each))
 
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
@@ -301,7 +308,7 @@ class EvaluationLoop:
     def _trace(self, custom_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             share = functools.cache(lambda: _share_of_all(data))
-            with replica_share(share):
+            with replica_share(share, _examples(data)):
                 logs = self._model.test_step(data)
             custom_logs.keep(logs, share() if custom_logs.replaces_metrics else tf.constant(1.0))
 
