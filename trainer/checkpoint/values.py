@@ -176,8 +176,8 @@ def _decode_special(kind: str, content: Any, arrays: Mapping[str, npt.NDArray[An
     first, inner = content
     if kind == "defaultdict":
         known = getattr(builtins, first, None)
-        factory = known if isinstance(known, type) else None  # a file names no function to call
-        factory = now.default_factory if isinstance(now, defaultdict) else factory
+        kept = known if isinstance(known, type) else None  # a file names no function to call
+        factory = now.default_factory if isinstance(now, defaultdict) else kept
         return defaultdict(factory, decode(inner, arrays, now))
     inner = decode(inner, arrays)
     if kind == "deque":
