@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Batches, check_counts, check_whole_number
+from shardline.trainer.adapters.adapter import Batches, BatchSequence, check_counts, check_whole_number
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
@@ -28,7 +28,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
-from shardline.trainer.keras_compat.tensorflow_internals import drawing_datasets
+from shardline.trainer.keras_compat.tensorflow_internals import Watch, drawing_datasets
 from shardline.trainer.loop.build import BuildModel, build_with_variables, learning_rates
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
@@ -247,6 +247,9 @@ def _train(
     with run.strategy.scope():
         weigh_output_losses(model)
 
+    if isinstance(run.data, BatchSequence):
+        run.data.watch(_watch_skipping(run))
+
     def engine(position: Position) -> Engine:
         return make_engine(run, model, validation, position, batch=run.data.first_batch)
 
@@ -263,6 +266,25 @@ def _train(
     with contextlib.closing(training.checkpoints):
         training.run()
     return history
+
+
+def _watch_skipping(run: TrainingRun) -> Watch:
+    """Returns what feeds the watchdog, and reports on the chief, while data before a resume is read again."""
+    meter: progress.Meter | None = None
+    before = 0
+
+    def watch(done: int, total: int) -> None:
+        nonlocal meter, before
+        run.watchdog.at(f"skipping data before the resume, {done:,} elements of {total or 'all'} read again")
+        if meter is None or done < before:
+            meter, before = progress.Meter("skipped", total, topic="train", unit="elements"), 0
+        if run.cluster.is_chief:
+            meter.advance(done - before)
+        before = done
+        if 0 < total <= done:
+            run.watchdog.rest()  # other processes may still be reading
+
+    return watch
 
 
 def verbosity(verbose: str | int) -> int:

@@ -341,3 +341,71 @@ def test_given_steps_and_another_last_batch_are_another_run():
     """The epochs of the data would begin elsewhere."""
     two, four = (stream(np.arange(COUNT), steps=7, replicas=count, batch_size=5) for count in (2, 4))
     assert two.fixed != four.fixed
+
+
+DECODED = {
+    "repeated at the end": (lambda decode: shuffled().map(decode).batch(SIZE).repeat().prefetch(2), 0, 4),
+    "repeated, then batched": (lambda decode: shuffled().repeat().map(decode).batch(SIZE), 0, 4),
+    "three times": (lambda decode: shuffled().repeat(3).map(decode, 2).batch(SIZE).prefetch(1), 0, 4),
+    "an epoch": (lambda decode: shuffled().batch(SIZE).map(decode, num_parallel_calls=2), 0, None),
+    "padded": (
+        lambda decode: shuffled().map(decode, 3).padded_batch(SIZE).prefetch(1).take(5).repeat(),
+        0,
+        4,
+    ),
+    "zipped": (lambda decode: tf.data.Dataset.zip((shuffled().map(decode), range_())).skip(2).batch(2), 0, 4),
+    "an unknown number": (lambda decode: generated().map(decode).batch(SIZE).repeat(), 0, 4),
+    "decoded, then shuffled": (lambda decode: range_().map(decode).shuffle(9, 3).batch(SIZE), 13, None),
+}
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_what_is_skipped_is_not_decoded_again(case):
+    """A resume decodes no more than the batches that it returns, unless a shuffle comes after that."""
+    make, again, steps = DECODED[case]
+    calls = []
+
+    def decode(number):
+        decoded = tf.numpy_function(lambda value: (calls.append(0), value * 2)[1], [number], tf.int64)
+        return tf.ensure_shape(decoded, number.shape)
+
+    def read(start, count):
+        found = stream(make(decode), steps=steps)
+        flat = [tf.nest.flatten(batch) for batch in found.batches(start).take(count).as_numpy_iterator()]
+        return [[part.tolist() for part in batch] for batch in flat]
+
+    whole = read(0, 40)
+    for start in (3, 34):
+        calls.clear()
+        assert read(start, 1) == whole[start : start + 1], start
+        ahead = 6  # batches that are prefetched, and calls in flight
+        assert len(calls) <= SIZE * ahead + again, start
+
+
+def test_what_is_read_again_is_reported_while_it_is_read():
+    """A watchdog that hears of it ends no resume that proceeds, and one that stands still."""
+    events = []
+
+    def decode(number):
+        tf.py_function(lambda: events.append("read"), [], [])
+        return number
+
+    found = stream(range_().map(decode).shuffle(2, seed=3).batch(SIZE))
+    found.watch(lambda done, total: events.append((done, total)))
+    numbers(found, 4, 1)
+    reported = [event for event in events if event != "read"]
+    assert (reported[0], reported[-1]) == ((0, 16), (16, 16))
+    assert len(reported) > 3
+    assert events.index(reported[0]) < events.index("read") < events.index(reported[1])
+
+
+def test_a_first_batch_reads_nothing_ahead_of_a_shuffle():
+    """Parallel calls would draw orders of repetitions to come, as many as they had time for."""
+    for _ in range(3):
+        found = stream(
+            shuffled(8).repeat().batch(4).map(lambda part: part + 1, num_parallel_calls=8), steps=2
+        )
+        first, second = found.first_batch.numpy().tolist(), numbers(found, 0, 2)
+        data = shuffled(8)
+        orders = [[number + 1 for number in data.as_numpy_iterator()] for _ in range(2)]
+        assert [first, *second] == [orders[0][:4], orders[1][:4], orders[1][4:]]

@@ -124,6 +124,29 @@ def test_a_run_that_is_done_is_not_trained_on(whole, tmp_path):
     check(train("plateau", tmp_path), whole("plateau"))
 
 
+def test_repeated_data_is_not_decoded_again(tmp_path, capsys):
+    calls = []
+
+    def decode(x: Any, y: Any) -> Any:
+        (read,) = tf.py_function(lambda value: (calls.append(0), [value])[1], [x], [tf.float32])
+        return tf.ensure_shape(read, x.shape), y
+
+    def fit(directory: Path | None, **options: Any) -> keras.callbacks.History:
+        data = tf.data.Dataset.from_tensor_slices(numbers(160)).shuffle(50, seed=1).map(decode)
+        given = {"steps_per_epoch": 50, "checkpoint_dir": directory, "verbose": 0, **options}
+        return shardline.fit(averaged, data.batch(16).repeat().prefetch(2), epochs=2, **given)
+
+    fit(tmp_path, max_steps=97)
+    calls.clear()
+    capsys.readouterr()
+    ours = fit(tmp_path)
+    assert (
+        len(calls) < 16 * 10
+    )  # the last three batches, those read ahead, and the first, which builds the model
+    assert "skipping 97 batches of train_data" in capsys.readouterr().out
+    check_states(ours, fit(None))
+
+
 def test_a_run_continues_with_more_epochs(tmp_path):
     train("none", tmp_path, epochs=2)
     ours = train("none", tmp_path, epochs=3)

@@ -24,7 +24,13 @@ from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, RunPlan
-from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning, without_prefetch
+from shardline.trainer.keras_compat.tensorflow_internals import (
+    Watch,
+    elements,
+    without_autotuning,
+    without_prefetch,
+    without_repeat,
+)
 
 _PREFETCH_BATCHES = 2
 # Cardinality of an infinite dataset; more epochs than are ever trained.
@@ -43,9 +49,8 @@ class BatchSequence:
         exact: Whether `sizes` are exact; else each is that of a full batch.
     """
 
-    #: Whether `distribute` can yield the size of the global batch with each part; whether to begin at a later
-    #: step reads the data before it.
-    has_sizes = reads_again = True
+    #: Whether `distribute` can yield the size of the global batch with each part.
+    has_sizes = True
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class BatchSequence:
         name: str,
         replicas: int,
         steps: int = 0,
+        times: int = 1,
         restart: bool = False,
         local_replicas: int = 0,
         pad: bool = False,
@@ -65,6 +71,7 @@ class BatchSequence:
             name: Name of the data argument, for messages.
             replicas: Replicas that share a batch.
             steps: Steps of an epoch; 0 for all of the data, which must then have an end (SettingsError).
+            times: How often the data is repeated in all of it; -1 for without end.
             restart: Whether every epoch begins at the first batch, and may leave out the last ones.
             local_replicas: Replicas of this process, each of which takes a batch of its own, if each process
                 has its own data; else 0.
@@ -89,19 +96,19 @@ class BatchSequence:
         few = pad and self.exact and source.examples is not None and source.examples[0] < replicas
         #: Number of examples before the padding; None without padding.
         self.padded = source.examples[0] if few and source.examples else None
-        if source.cardinality == _INFINITE and not steps:
+        if _INFINITE in (source.cardinality, times) and not steps:
             raise SettingsError(f"{name} has no end; give steps_per_epoch (of a validation validation_steps)")
         # Sizes of all batches of the data, 0 for an unknown one; empty if their number is unknown.
         self._sizes = self._count_batch_sizes(counted=not steps)
         if not self._sizes and not steps:
             raise SettingsError(f"{name} has no batches; give at least one example")
         self._batches_per_step = max(1, local_replicas)
-        self.steps = steps or len(self._sizes) // self._batches_per_step
+        self.steps = steps or times * len(self._sizes) // self._batches_per_step
         if restart and self._sizes:
             self._sizes = self._sizes[: self.steps * self._batches_per_step]
         self._restart = restart
         # Whether the number of replicas decides which batch is the last: see `next_step`.
-        self._whole = self.exact and not steps
+        self._whole = self.exact and not steps and times == 1
 
     @property
     def element_spec(self) -> Any:
@@ -111,7 +118,11 @@ class BatchSequence:
     @functools.cached_property
     def first_batch(self) -> Any:
         """The first batch."""
-        for batch in self.batches().take(1):
+        count = -1 if len(self._sizes) == 1 else 1
+        first = tf.data.Dataset.range(1).flat_map(
+            _no_autograph(lambda number: self._epoch(number, count=count))
+        )
+        for batch in _in_order(first).take(1):
             return batch
         raise SettingsError(f"{self._name} has no batches; give at least one example")
 
@@ -161,37 +172,37 @@ class BatchSequence:
         """Names the batch of a step."""
         return f"batch {plan.first_step + step + 1:,} of the epoch"
 
+    def watch(self, watch: Watch) -> None:
+        """Sets what is called while data before a resume is read again, by a thread of the data."""
+        self._source.watch = watch
+
     def batches(self, start: int = 0) -> tf.data.Dataset:
         """Returns the batches from number `start` on, counted over all epochs, without end."""
-        in_epoch, endless = len(self._sizes), self._source.cardinality == _INFINITE
+        in_epoch = len(self._sizes)
+        endless = self._source.cardinality == _INFINITE
+        if start and not in_epoch and not endless:
+            in_epoch = self._source.count_batches() or 0
         first, rest = divmod(start, in_epoch) if in_epoch else (0, start)
+        if start:
+            progress.report("train", f"skipping {start:,} batches of {self._name}")
+        if not in_epoch and not endless:  # an epoch may have fewer batches than are skipped
+            all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(
+                _no_autograph(lambda number: self._epoch(number))
+            )
+            return _in_order(elements(all_batches, start, -1, self._source.watch))
+        now = tf.data.Dataset.range(first, first + 1)
+        batches = now.flat_map(_no_autograph(lambda number: self._epoch(number, rest)))
+        if not endless or self._restart:
+            others = tf.data.Dataset.range(first + 1, _UNLIMITED_EPOCHS)
+            batches = batches.concatenate(others.flat_map(_no_autograph(lambda number: self._epoch(number))))
+        return _in_order(self._source.after(first, batches))
 
-        def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
-            known, batches = self._source.examples, self._source.dataset(number)
-            if known and not self._local_replicas and in_epoch and self._sizes[-1] > known[1]:
-                batches = _merge_last_two(batches, in_epoch + 1, self.element_spec)
-            return batches.take(self.steps * self._batches_per_step) if self._restart else batches
-
-        numbers = tf.data.Dataset.range(first, 1 if endless and not self._restart else _UNLIMITED_EPOCHS)
-        batches = numbers.flat_map(_no_autograph(one_epoch)).skip(rest)
-        if first and self._source.drawing:
-            # To begin an epoch draws its order, so those before are begun, and if need be read.
-            whole, nothing = min(first, self._source.read_whole), tf.data.Dataset.range(0)
-            if whole:
-                text = f"reading epochs of {self._name} again, {whole} of {first}, for the order of the next"
-                progress.report("train", text)
-
-            def begin(number: tf.Tensor) -> tf.data.Dataset:
-                drawing = [data.map(_no_autograph(lambda *_: number)) for data in self._source.drawing]
-                begun = tf.data.Dataset.choose_from_datasets([nothing, *drawing], nothing)
-                return begun.flat_map(_no_autograph(self._source.dataset))  # no batches
-
-            past = tf.data.Dataset.range(whole).flat_map(_no_autograph(self._source.dataset))
-            past = past.concatenate(tf.data.Dataset.range(whole, first).flat_map(_no_autograph(begin)))
-            batches = past.filter(_no_autograph(lambda *_: False)).concatenate(batches)
-        options = tf.data.Options()
-        options.deterministic = True
-        return batches.with_options(options)
+    def _epoch(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
+        """Returns `count` (-1: all) batches of an epoch, from number `first` on."""
+        known, batches = self._source.examples, self._source.dataset(number, first, count)
+        if known and not self._local_replicas and self._sizes and self._sizes[-1] > known[1]:
+            batches = _merge_last_two(batches, len(self._sizes) + 1, self.element_spec, first)
+        return batches.take(self.steps * self._batches_per_step - first) if self._restart else batches
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of single steps, for the parameter server strategy."""
@@ -282,6 +293,12 @@ class BatchSequence:
         return [int(rows) for rows in first.map(_no_autograph(lambda *batch: _count_rows(_repack(batch))))]
 
 
+def _in_order(batches: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    return batches.with_options(options)
+
+
 def _repack(batch: tuple[Any, ...]) -> Any:
     return batch if len(batch) > 1 else batch[0]
 
@@ -295,7 +312,7 @@ def _describe_spec(spec: Any) -> str:
     return ", ".join(f"{part.dtype.name} {tuple(part.shape)}" for part in parts)
 
 
-def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any) -> tf.data.Dataset:
+def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any, first: int) -> tf.data.Dataset:
     empty = tf.nest.map_structure(
         lambda part: tf.zeros([0, *(side or 0 for side in part.shape[1:])], part.dtype), spec
     )
@@ -308,7 +325,7 @@ def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any) -> tf.data.
         kept = tf.nest.map_structure(lambda part: part[: tf.where(is_held, tf.shape(part)[0], 0)], whole)
         return kept, (is_held, whole)
 
-    scanned = batches.enumerate().scan(empty, step)
+    scanned = batches.enumerate(first).scan(empty, step)
     return scanned.filter(_no_autograph(lambda is_held, _: tf.logical_not(is_held))).map(
         _no_autograph(lambda _, batch: batch)
     )
@@ -368,7 +385,7 @@ class DataAdapter:
             return self._read_directory(data, name, steps, restart=restart)
         if isinstance(data, keras.utils.PyDataset):
             data = pydataset_batches(data, name, seed=self.seed if shuffle else None)
-        steps, local_replicas, seed = int(steps or 0), 0, self.seed
+        steps, times, local_replicas, seed = int(steps or 0), 1, 0, self.seed
         if callable(data):
             local_replicas, seed = max(1, self.replicas // self.workers), self.seed + self.worker
             context = tf.distribute.InputContext(self.workers, self.worker, self.replicas)
@@ -383,6 +400,7 @@ class DataAdapter:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             if restart and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _fail_past_end(data, name, steps * max(1, local_replicas))
+            data, times = (data, 1) if restart else without_repeat(data)
             source: Any = DatasetEpochs(self._with_class_weights(without_prefetch(data)), name)
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
@@ -402,6 +420,7 @@ class DataAdapter:
             name=name,
             replicas=self.replicas,
             steps=steps,
+            times=times,
             restart=restart,
             local_replicas=local_replicas,
             pad=pad,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.keras_compat.tensorflow_internals import count_examples, drawing_datasets
+from shardline.trainer.keras_compat.tensorflow_internals import (
+    Watch,
+    after_epochs,
+    bodies,
+    count_elements,
+    count_examples,
+    elements,
+    stateful_ops,
+)
 
 # Datasets that draw random numbers: the index of the first of their two seeds among the inputs.
 _RANDOM_DATASETS = {"RandomDataset": 0, "RandomDatasetV2": 0, "ShuffleDatasetV3": 2}
-# Ops that draw from a state of their own, or change one: no seed decides their result.
-_STATEFUL = re.compile(
-    "Assign(Add)?VariableOp|Multinomial|(Parameterized)?TruncatedNormal|RngReadAndSkip"
-    "|Random(Gamma|PoissonV2|Shuffle|StandardNormal|Uniform|UniformInt)"
-)
 
 
 class ArrayEpochs:
@@ -32,16 +34,15 @@ class ArrayEpochs:
         self.cardinality = -(-count // batch_size)
         self.random_ops: list[str] = []
         self.unseeded: list[str] = []
-        self.drawing: list[tf.data.Dataset] = []
-        self.read_whole = 0
+        self.watch: Watch = lambda done, total: None
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
         )
 
-    def dataset(self, number: tf.Tensor) -> tf.data.Dataset:
-        """Returns the batches of epoch `number`, int64 (); called while a function is traced."""
-        count, size = self.examples or (0, 1)
-        order = tf.range(count, dtype=tf.int64)
+    def dataset(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
+        """Returns `count` (-1: all) batches, from `first` on, of epoch `number`, int64 (), while traced."""
+        examples, size = self.examples or (0, 1)
+        order = tf.range(examples, dtype=tf.int64)
         if self._shuffle:
             order = tf.random.experimental.stateless_shuffle(
                 order, tf.stack([_fold_in(self._seed, number), 0])
@@ -52,7 +53,15 @@ class ArrayEpochs:
             chosen = order[first : first + size]
             return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)
 
-        return tf.data.Dataset.range(0, count, size).map(batch)
+        return tf.data.Dataset.range(first * size, examples, size).take(count).map(batch)
+
+    def count_batches(self) -> int | None:
+        """Returns the batches of an epoch."""
+        return self.cardinality
+
+    def after(self, epochs: int, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches unchanged: the number of an epoch decides its order."""
+        return batches
 
 
 class DatasetEpochs:
@@ -63,8 +72,7 @@ class DatasetEpochs:
         examples: Examples of the dataset and of a batch, if both are known.
         random_ops: Names of ops whose random numbers no seed decides.
         unseeded: What has no seed, or no order: "shuffle(100)".
-        drawing: Datasets within, such as shuffles, that draw another order when an epoch begins.
-        read_whole: First epochs that have to be read to their ends for the order of those after them.
+        watch: Called while data before a resume is read again.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str) -> None:
@@ -76,17 +84,22 @@ class DatasetEpochs:
         graph = _to_graph(dataset, name)
         self.random_ops = stateful_ops(graph)
         self.unseeded: list[str] = []
-        self.drawing = drawing_datasets(dataset)
-        ops = " ".join(node.op for nodes in _bodies(graph) for node in nodes)
-        # What repeats or joins shuffled data shuffles within an epoch; a cache keeps the first order.
-        within = re.search("(Random|Shuffle)Dataset.* (Repeat|Concatenate)Dataset", ops)
-        self.read_whole = 2**40 if within else int("CacheDatasetV2" in ops)
-        for nodes in _bodies(graph):
+        self.watch: Watch = lambda done, total: None
+        for nodes in bodies(graph):
             self._read_seeds(nodes)
 
-    def dataset(self, number: tf.Tensor) -> tf.data.Dataset:
-        """Returns the batches of an epoch."""
-        return self._dataset
+    def dataset(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
+        """Returns `count` (-1: all) batches of an epoch from number `first` on; called while it is traced."""
+        with tf.init_scope():
+            return elements(self._dataset, first, count, self.watch)
+
+    def count_batches(self) -> int | None:
+        """Returns the batches of an epoch, read for that if need be; None where that draws an order."""
+        return count_elements(self._dataset, self.watch)
+
+    def after(self, epochs: int, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches after some epochs, whose orders are drawn first."""
+        return after_epochs(self._dataset, epochs, batches, self.watch)
 
     def _read_seeds(self, nodes: Any) -> None:
         values = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
@@ -127,15 +140,6 @@ def _to_graph(dataset: tf.data.Dataset, name: str) -> Any:
 
 #: Source of either kind.
 EpochSource: TypeAlias = ArrayEpochs | DatasetEpochs
-
-
-def stateful_ops(graph: Any) -> list[str]:
-    """Returns the names of the ops in a GraphDef that no seed decides, such as RandomUniform."""
-    return sorted({node.op for nodes in _bodies(graph) for node in nodes if _STATEFUL.fullmatch(node.op)})
-
-
-def _bodies(graph: Any) -> list[Any]:
-    return [graph.node, *(function.node_def for function in graph.library.function)]
 
 
 def _fold_in(seed: int, number: tf.Tensor) -> tf.Tensor:

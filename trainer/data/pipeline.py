@@ -81,7 +81,7 @@ class InputPipeline:
     """
 
     #: As of `adapters.BatchSequence`.
-    is_per_process = has_sizes = reads_again = False
+    is_per_process = has_sizes = False
     padded = None
 
     directory: Path

@@ -113,7 +113,6 @@ class Training:
         except BaseException:
             self.checkpoints.close()  # another attempt of this process may write there
             raise
-        self.resumed = resumed is not None
         host: Mapping[str, Any] = (
             resumed.host if resumed else {"stop_training": False, "logs": {}, "seconds": 0.0}
         )
@@ -306,8 +305,6 @@ class Training:
             now = sizes[done : done + count]
             self._hooks("on_train_batch_begin", plan.first_step + done)
             self._watchdog.at(f"in step {at.steps + 1:,}")
-            if self.resumed and self._run.data.reads_again and counters.steps == counters.first_step:
-                self._watchdog.rest()
             started = time.monotonic()
             result = self.engine.train(now)
             self.logs = self.engine.read_metrics()
