@@ -6,6 +6,7 @@ import pytest
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.loop.callbacks import callback_scope
 from shardline.trainer.train import train
 from tests.helpers.history import read_history
@@ -152,3 +153,24 @@ def unreachable():
 def test_an_exception_of_a_callback_is_one_line(dataset, tmp_path, callback, error, message):
     with pytest.raises(error, match=message):
         run(dataset, tmp_path, callback=callback, epochs=1)
+
+
+class Overriding(keras.callbacks.TensorBoard):
+    def on_train_batch_end(self, batch, logs=None):
+        SEEN.append(batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "train", "test"),
+    [
+        (lambda path: keras.callbacks.TensorBoard(path), False, False),
+        (lambda path: keras.callbacks.TensorBoard(path, update_freq=3), True, True),
+        (lambda path: keras.callbacks.TensorBoard(path, write_steps_per_second=True), True, True),
+        (lambda path: Overriding(path), True, False),
+        (lambda path: keras.callbacks.ModelCheckpoint(path / "x.keras"), False, False),
+        (lambda path: keras.callbacks.ModelCheckpoint(path / "x.keras", save_freq=2), True, False),
+    ],
+)
+def test_callbacks_that_write_by_epoch_do_not_make_steps_single(tmp_path, make, train, test):
+    assert has_batch_hooks(make(tmp_path), "train") is train
+    assert has_batch_hooks(make(tmp_path), "test") is test

@@ -48,13 +48,22 @@ def own_learning_rate(optimizer: keras.Optimizer) -> Any:
 def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
     """Whether a callback overrides a hook of every step; `kind` is "train" or "test".
 
-    Keras' ModelCheckpoint overrides one even if it saves by epoch.
+    Keras' ModelCheckpoint and TensorBoard do, even if they write by epoch.
     """
-    if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq == "epoch":
-        return False
     names = [f"on_{kind}_batch_begin", f"on_{kind}_batch_end"]
     names += ["on_batch_begin", "on_batch_end"] if kind == "train" else []
-    return not all(is_default(getattr(callback, name)) for name in names)
+    own = {name for name in names if not is_default(getattr(callback, name))}
+    base = _writes_by_epoch(callback)
+    return any(base is None or getattr(type(callback), name) is not getattr(base, name) for name in own)
+
+
+def _writes_by_epoch(callback: keras.callbacks.Callback) -> type | None:
+    """Returns the class of Keras whose hooks of every step do nothing, as the callback writes by epoch."""
+    board, checkpoint = keras.callbacks.TensorBoard, keras.callbacks.ModelCheckpoint
+    if isinstance(callback, checkpoint) and callback.save_freq == "epoch":
+        return checkpoint
+    by_step = isinstance(callback, board) and (callback._should_trace or callback.write_steps_per_second)
+    return board if isinstance(callback, board) and callback.update_freq == "epoch" and not by_step else None
 
 
 def returns_custom_metrics(step: Callable[..., Any]) -> bool:
