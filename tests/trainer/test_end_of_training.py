@@ -10,6 +10,7 @@ import tensorflow as tf
 from shardline.trainer.base.errors import DivergedError, RestartError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.loop.step import EvaluationLoop
 from shardline.trainer.models.saving import load_model
 from shardline.trainer.train import train
 from tests.helpers.datasets import read_examples
@@ -86,6 +87,18 @@ def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, mod
     assert float(rows[2]["val_loss"]) > float(rows[1]["val_loss"])
     np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
     assert written(tmp_path)[0] == float(rows[1]["val_loss"])
+
+
+@pytest.mark.parametrize(("model", "evaluations"), [("steady", 3), ("exponential_average", 4)])
+def test_final_weights_are_evaluated_once(dataset, tmp_path, monkeypatch, model, evaluations):
+    """Moving averages are other weights than those of the last epoch."""
+    begun = []
+    begin = EvaluationLoop.begin
+    monkeypatch.setattr(EvaluationLoop, "begin", lambda self: begun.append(1) or begin(self))
+    run(dataset, tmp_path, model=model)
+
+    assert len(begun) == evaluations
+    np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
 
 
 def averages(dataset, pattern, **options):

@@ -221,6 +221,29 @@ def test_an_evaluator_ends_when_its_chief_is_gone(world):
     assert world.said[-1] == "no heartbeat of the chief for 0.2 s: the evaluator ends"
 
 
+def test_a_heartbeat_that_a_mounted_bucket_shows_late_does_not_end_the_evaluator(world, monkeypatch):
+    """It may show the content of 60 seconds before."""
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += 5
+        if clock[0] > 125:
+            world.evaluations.finish(3)
+
+    fake = types.SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(evaluator_module, "time", fake)
+    monkeypatch.setattr(Evaluations, "heartbeat", lambda _: f"{clock[0] // 65}")
+    world.run(world.evaluator())
+    assert "training has ended" in world.said[-1]
+
+    clock[0] = 0
+    monkeypatch.setattr(Evaluations, "heartbeat", lambda _: f"{min(clock[0] // 65, 1)}")
+    monkeypatch.setattr(Evaluations, "finished", False)
+    world.run(world.evaluator())
+    assert [text for text in world.said if "waiting for a heartbeat of the chief" in text]
+    assert "the evaluator ends" in world.said[-1]
+
+
 def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
     """The mark of the end is believed only of a chief that has been seen alive, and that removes it first."""
     world.evaluations.write(Position(steps=3), {"loss": 1.0})

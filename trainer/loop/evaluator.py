@@ -29,9 +29,9 @@ from shardline.trainer.loop.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
 
-# Seconds between two heartbeats; between two polls of the directory; and without a heartbeat, many times its
-# delay, after which the chief counts as ended.
-_BEAT_S, _POLL_S, _GONE_S = 5.0, 1.0, 60.0
+# Seconds between two heartbeats; between two polls of the directory; and without a heartbeat, after which the
+# chief counts as ended: a mounted bucket (Cloud Storage FUSE) may show an old one for 60 s.
+_BEAT_S, _POLL_S, _GONE_S = 5.0, 1.0, 180.0
 #: Seconds that the chief waits for the evaluation of the last checkpoint.
 _LAST_EVALUATION_S = 600.0
 
@@ -144,6 +144,7 @@ class Evaluator:
         Its first heartbeat has to come within `startup_timeout` seconds (0 for no limit).
         """
         heartbeat, seen, alive = self._evaluations.heartbeat(), False, time.monotonic()
+        waits = False
         while True:
             # Read before the checkpoints: the last one exists when it is recorded as the last.
             finished = seen and self._evaluations.finished
@@ -151,10 +152,16 @@ class Evaluator:
                 progress.report("evaluate", "training has ended, and so does the evaluator")
                 return
             if (now := self._evaluations.heartbeat()) != heartbeat:
-                heartbeat, seen, alive = now, True, time.monotonic()
+                heartbeat, seen, alive, waits = now, True, time.monotonic(), False
                 continue
-            limit = gone if seen else startup_timeout or math.inf
-            if time.monotonic() - alive > limit:
+            limit, silent = gone if seen else startup_timeout or math.inf, time.monotonic() - alive
+            if seen and silent > limit / 2 and not waits:
+                waits = True
+                text = (
+                    f"waiting for a heartbeat of the chief: none for {silent:.0f} s, the limit is {limit:g} s"
+                )
+                progress.report("evaluate", text)
+            if silent > limit:
                 progress.report("evaluate", f"no heartbeat of the chief for {limit:g} s: the evaluator ends")
                 return
             time.sleep(_POLL_S)

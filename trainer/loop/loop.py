@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, RestartError, RunError
@@ -130,6 +132,7 @@ class Training:
         self._test_fixed = (requested or 1) if hooks.by_test_step else 0
         self._chunk_size = self._fixed or 1
         self._began = at.examples > 0
+        self._validated: tuple[tuple[int, ...], Logs] = (), {}
         self._started = self._saved = time.monotonic()
         self._seconds_before = float(host["seconds"])
         self._stop_reason = _STOPPED if host["stop_training"] else ""
@@ -200,7 +203,9 @@ class Training:
         finalize(self._model)
         self._hooks("on_train_end", logs=self.logs)
         if self._run.evaluates_final_weights:
-            self.logs |= self._validate(hooks=False)
+            digest, self.logs = self._validated[0], self.logs | self._validated[1]
+            if any(self._run.collectives.total([digest != _digest(self._model)])):
+                self.logs |= self._validate(hooks=False)
 
     def _validate(self, *, hooks: bool = True) -> Logs:
         """Evaluates the validation split, with callbacks if `hooks`; returns val_* metrics. A collective."""
@@ -280,7 +285,11 @@ class Training:
     def _close_epoch(self, epoch: int) -> None:
         """Validates an epoch, also one that a limit has cut short, and calls `on_epoch_end`."""
         if self._run.validates(epoch):
-            self.logs |= self._validate()
+            logs = self._validate()
+            self.logs |= logs
+            # Known to be the last: its weights may be the final ones, which are then not evaluated again.
+            if self._stop_reason or self.position.epoch >= self._run.settings.epochs:
+                self._validated = _digest(self._model), logs
         self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
         agreed = self._agree(StepsResult(), 0)
@@ -392,6 +401,12 @@ class Training:
             if self._run.checkpoints is None:
                 saved = "nothing is saved, as there is no checkpoint_dir"
             raise RestartError(f"asked to stop (SIGTERM): {saved}")
+
+
+def _digest(model: keras.Model) -> tuple[int, ...]:
+    """Returns a checksum of each weight."""
+    arrays = (np.atleast_1d(keras.ops.convert_to_numpy(weight)) for weight in model.weights)
+    return tuple(zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for array in arrays)
 
 
 def _next_chunk_size(steps: int, seconds: float, *, of: int = 0) -> int:
