@@ -1,5 +1,6 @@
 """Peers: what a process reports when peers are missing or lost, or its port is in use."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,11 +44,10 @@ with progress.exit_on_error("train"):
 """
 
 
-@pytest.fixture
-def pair(request, tmp_path):
-    """Two processes that sum, over TensorFlow or the ring, until there is a file `end`."""
-    timeout, transport = request.param
-    processes = replicas.start(["-c", PROGRAM, timeout, str(tmp_path / "end"), transport], 2)
+@contextlib.contextmanager
+def summing(count, timeout, transport, end):
+    """Starts processes that sum, over TensorFlow or the ring, until there is a file `end`."""
+    processes = replicas.start(["-c", PROGRAM, timeout, str(end), transport], count)
     for process in processes:
         lines = []
         while "together\n" not in lines:
@@ -57,6 +57,22 @@ def pair(request, tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def pair(request, tmp_path):
+    with summing(2, *request.param, tmp_path / "end") as processes:
+        yield processes
+
+
+def test_all_learn_which_one_was_killed(tmp_path):
+    """Also one that does not receive from it, and that checks the chief only."""
+    with summing(3, "600", "tensorflow", tmp_path / "end") as processes:
+        processes[2].kill()
+        outputs = [process.communicate(timeout=30)[0] for process in processes[:2]]
+
+    assert [process.returncode for process in processes[:2]] == [1, 1]
+    assert all("train: error: lost worker-1 (127.0.0.1:" in output for output in outputs), "".join(outputs)
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,48 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     now = 3661.0 + 5.0
     with pytest.raises(LostPeerError, match="no answer from /job:worker/replica:0/task:0"):
         health.check(began=3600.0)
+
+
+class Listener:
+    """A server that counts connections."""
+
+    def __init__(self):
+        self.server, self.connections = socket.create_server(("127.0.0.1", 0), backlog=512), 0
+        threading.Thread(target=self._count, daemon=True).start()
+
+    def _count(self):
+        with contextlib.suppress(OSError):
+            while True:
+                self.server.accept()[0].close()
+                self.connections += 1
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_a_lost_peer_is_noticed_with_connections_that_grow_as_the_processes(monkeypatch, lost):
+    """Eight processes: the chief checks all and tells them, and all check the chief."""
+    aborted, told = threading.Semaphore(0), []
+    listeners = [Listener() for _ in range(8)]
+    monkeypatch.setattr(peers, "_WATCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(peers, "abort_collectives", lambda reason: aborted.release())
+    monkeypatch.setattr(peers, "abort_peers", lambda reason: told.append(reason))
+    members = clusters([listener.server.getsockname()[1] for listener in listeners])
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            stack.enter_context(peers.abort_when_peer_ends(member))
+        while listeners[0].connections < 7 * 5:  # five rounds of the seven workers
+            threading.Event().wait(0.01)
+        made = sum(listener.connections for listener in listeners)
+        listeners[lost].close()
+        # Each notices the end of the chief, and the chief that of a worker, of which it tells the others.
+        for _ in range(1 if lost else 7):
+            assert aborted.acquire(timeout=20)
+    for listener in listeners:
+        listener.close()
+
+    assert made < 7 * 5 * 4  # 280 where all check all
+    assert told == ([f"no answer from /job:worker/replica:0/task:{lost - 1}"] if lost else [])

@@ -20,7 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,11 @@ from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
-from shardline.trainer.keras_compat.tensorflow_internals import abort_collectives, check_peer
+from shardline.trainer.keras_compat.tensorflow_internals import (
+    abort_collectives,
+    abort_peers,
+    check_peer,
+)
 
 # Seconds for a peer to accept a connection or send a message, and between two attempts.
 _TIMEOUT_S, _PROBE_INTERVAL_S = 3.0, 0.25
@@ -47,6 +51,8 @@ _MAGIC, _MAX_MESSAGE = b"shardline facts 2\n", 1 << 20
 _NONCE, _SIGNATURE = 16, 32
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+# The chief tells its peers which one is lost.
+_REPORTER = re.compile(r"Error reported from /job:\w+/(?:replica:\d+/)?task:\d+: ")
 _PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
 #: Configuration that peers compare: JSON values by kind ("settings", "versions", ...) and name.
@@ -227,7 +233,7 @@ class Peers:
 
     def explain(self, error: BaseException | None) -> RunError | None:
         """Returns the error for a lost peer that an error of TensorFlow is about; None for any other."""
-        text = str(error)
+        text = _REPORTER.sub("", str(error))
         markers = ("Collective ops is aborted by", LostPeerError.__name__)
         aborted = isinstance(error, tf.errors.OpError) and any(marker in text for marker in markers)
         if not self._others or not (aborted or isinstance(error, _PEER_ERRORS)):
@@ -241,8 +247,17 @@ class Peers:
         while not lost and time.monotonic() < deadline:
             lost = [name for name, address in self._others.items() if not accepts_connections(address)]
             time.sleep(0 if lost else _PROBE_INTERVAL_S)
+        if lost:
+            self._tell(_no_answer(lost))
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it has ended or hangs; see its own log")
+
+    def _tell(self, message: str) -> None:
+        """Tells all peers that one is lost; the chief's task, which checks all of them."""
+        if self._cluster.is_chief:
+            # Parameter servers have no coordination service.
+            with contextlib.suppress(tf.errors.OpError, ValueError):
+                abort_peers(message)
 
 
 def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
@@ -272,28 +287,43 @@ def _listed(peers: dict[str, str]) -> str:
     return ", ".join(f"{name} ({address})" for name, address in peers.items())
 
 
+def _watched(cluster: ClusterConfig) -> dict[str, str]:
+    """Returns the peers that this process checks: the chief checks all and tells them, all check the chief.
+
+    N processes then make 2 (N - 1) checks at a time, and not N (N - 1).
+    """
+    chief = next(iter(cluster.addresses), "")
+    return cluster.others if cluster.name == chief else dict(list(cluster.addresses.items())[:1])
+
+
+# The message of the first loss that this process has noticed.
+_noticed: list[str] = []
+
+
 @contextlib.contextmanager
 def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
     """Watches, in a thread, for a peer that has ended, and then aborts TensorFlow's collectives.
 
     `Peers.explain` turns that into an error. TensorFlow itself handles silent peers.
     """
-    others = cluster.others
-    over = threading.Event()
+    watched, over, tell = _watched(cluster), threading.Event(), Peers(cluster)._tell
+    _noticed.clear()
 
     def watch() -> None:
         refused: dict[str, int] = {}
         while not over.wait(_WATCH_INTERVAL_S):
             refused = {
                 name: refused.get(name, 0) + 1
-                for name, address in others.items()
+                for name, address in watched.items()
                 if refuses_connections(address)
             }
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
-                abort_collectives(f"no answer from {', '.join(map(_task_path, lost))}")
+                _noticed.append(_no_answer(lost))
+                abort_collectives(_noticed[0])
+                tell(_noticed[0])
                 return
 
-    with in_thread(watch, over, "health") if others else contextlib.nullcontext():
+    with in_thread(watch, over, "health") if cluster.others else contextlib.nullcontext():
         yield
 
 
@@ -301,7 +331,7 @@ class Health:
     """Health checks of the peers for a process that waits for their data."""
 
     def __init__(self, cluster: ClusterConfig, peer_timeout: float) -> None:
-        self._others = cluster.others
+        self._watched = _watched(cluster)
         self._timeout = peer_timeout
         self._silent: dict[str, float] = {}
 
@@ -310,12 +340,12 @@ class Health:
 
         `began` is the time (`time.monotonic()`) at which the wait began that this check is part of.
         """
+        if _noticed:
+            raise LostPeerError(_noticed[0])
         # Silence in an earlier wait does not count.
         self._silent = {name: since for name, since in self._silent.items() if since >= began}
-        for name, address in self._others.items():
-            message = f"no answer from {_task_path(name)}"
-            if refuses_connections(address):
-                raise LostPeerError(message)
+        for name in self._watched:
+            message = _no_answer([name])
             try:
                 check_peer(_task_path(name), 1000)  # milliseconds to answer
             except tf.errors.DeadlineExceededError:
@@ -326,6 +356,10 @@ class Health:
                 raise LostPeerError(f"{message}: {error.message}") from None
             else:
                 self._silent.pop(name, None)
+
+
+def _no_answer(names: Iterable[str]) -> str:
+    return f"no answer from {', '.join(map(_task_path, names))}"
 
 
 def _task_path(name: str) -> str:

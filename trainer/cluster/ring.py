@@ -38,7 +38,7 @@ _UNIX_NAME = b"\0shardline-%d"
 # Send buffer of a Unix socket in bytes, which the kernel does not tune; it may allow fewer.
 _UNIX_BUFFER = 1 << 20
 # Seconds without a byte until the peers are checked, and until a connection attempt counts as failed.
-_SILENCE_S, _TIMEOUT_S = 5.0, 15.0
+_SILENCE_S, _TIMEOUT_S = 2.0, 15.0
 # Seconds for a new connection to send its greeting.
 _GREETING_S = 2.0
 

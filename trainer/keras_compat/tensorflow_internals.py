@@ -188,6 +188,17 @@ def abort_collectives(reason: str) -> None:
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
+def abort_peers(reason: str) -> None:
+    """Ends the collectives of all peers, by the coordination service; for the process in which it runs.
+
+    Another process would wait for that one to answer, and hold the GIL meanwhile.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    context.context().report_error_to_cluster(tf.errors.UNAVAILABLE, reason)
+
+
 def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
     """Sets the seconds of silence after which a peer counts as dead, before the strategy is created."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
