@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import shardline
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
+from shardline.trainer.loop import build
 from tests.helpers import programs
 from tests.helpers.fitting import (
     COUNT,
@@ -236,6 +238,29 @@ def test_a_model_of_another_strategy_is_refused():
     done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "ModelError: the model was built outside the strategy of this process; build" in done.stderr
     assert done.returncode == 1
+
+
+def test_a_model_that_several_processes_would_refuse_is_reported_once():
+    build._report_ready_model.cache_clear()
+    lines = []
+    with progress.sink(lambda event: lines.append(event.text)):
+        with shardline.strategy().scope():
+            inside = line()
+        fitted(inside, numbers())
+        fitted(line, numbers())
+        assert not lines
+        fitted(line(), numbers())
+        fitted(line(), numbers())
+
+    assert [text.partition(";")[0] for text in lines] == ["this model trains in one process only"]
+
+
+def test_only_the_time_to_start_may_differ_once_all_have_started():
+    strategy = shardline.strategy()
+
+    assert shardline.strategy(startup_timeout=5.0) is strategy
+    with pytest.raises(SettingsError, match="peer_timeout is 7"):
+        shardline.strategy(peer_timeout=7.0)
 
 
 def test_what_makes_arrays_is_taken_as_arrays():

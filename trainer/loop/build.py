@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
 from shardline.trainer.adapters.adapter import Batches
-from shardline.trainer.base import plugins
+from shardline.trainer.base import plugins, progress
 from shardline.trainer.base.errors import ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
@@ -144,6 +144,8 @@ def build_with_variables(
         keras.utils.set_random_seed(settings.seed + 1)
     if process.is_alone and isinstance(build_model, keras.Model):
         strategy = build_model.distribute_strategy
+        if strategy is not process.strategy and compiled:
+            _report_ready_model()
     else:
         strategy = process.strategy
     model = build_model
@@ -174,6 +176,16 @@ def build_with_variables(
         elif not model.built:
             model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first_batch)[0])
     return model
+
+
+@functools.cache
+def _report_ready_model() -> None:
+    """Reports, once, that the program will be refused on several processes."""
+    progress.report(
+        "train",
+        "this model trains in one process only; for several pass the function that builds it, or build it in "
+        "shardline.strategy().scope()",
+    )
 
 
 def _replica_part(batches: Batches, replicas: int) -> Any:

@@ -116,7 +116,7 @@ def this_process(settings: Mapping[str, Any]) -> Process:
     """Returns this process of the cluster; the first call creates the strategy.
 
     A server (a parameter server, or a worker of that strategy) runs within the call, which then ends the
-    program. A later call may not change the settings `STRATEGY_SETTINGS`. Raises as `strategy` does.
+    program. Of `STRATEGY_SETTINGS` a later call may change startup_timeout only. Raises as `strategy` does.
     """
     global _process
     requested = {name: settings[name] for name in STRATEGY_SETTINGS if name in settings}
@@ -124,6 +124,8 @@ def this_process(settings: Mapping[str, Any]) -> Process:
     if _process is not None:
         for name, value in requested.items():
             first = getattr(_process.settings, name)
+            if name == "startup_timeout":  # all have started, with `shardline launch` before the program
+                continue
             if value not in ("auto", first, _process.strategy_name if name == "strategy" else first):
                 raise SettingsError(
                     f"{name} is {value!r}, but the first call, which creates the strategy, had {first!r}"
