@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.adapters.adapter import Batches, BatchSequence, check_counts, check_whole_number
-from shardline.trainer.base import files, progress
+from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import IdentityRecord
@@ -176,8 +176,7 @@ def _settings(
             f"initial_epoch must be 0..{epochs - 1}, below epochs {epochs}, not {initial_epoch}: epochs is "
             "the number of the last epoch, not how many are trained"
         )
-    name = type(build_model) if isinstance(build_model, keras.Model) else build_model
-    model = f"{getattr(name, '__module__', '')}:{getattr(name, '__qualname__', repr(name))}"
+    model = plugins.identify(type(build_model) if isinstance(build_model, keras.Model) else build_model)
     return TrainSettings(dataset="", model=model, epochs=epochs, **options)
 
 
@@ -222,7 +221,7 @@ def _check_same_call(run: TrainingRun, model: keras.Model, validation: Batches |
     config = {"call": call, "data": {}}
     for name, data in (("train_data", run.data), ("validation_data", validation)):
         call[name], config["data"][f"a first batch of {name} with sum"] = data.digest if data else ("", "")
-    blob = json.dumps(config, default=repr).encode()
+    blob = json.dumps(config, default=plugins.identify).encode()
     sizes = [int(row[0]) for row in run.collectives.gather_values([len(blob)])]
     configs = [json.loads(each) for each in run.collectives.gather_bytes(blob, sizes)]
     for name, theirs in zip(run.processes, configs, strict=True):

@@ -456,7 +456,7 @@ def test_callbacks_of_the_user(module, name, directories):
         ("fails", r"failed: KeyError: 'TOKEN' \(brought_callbacks.py, line 19\)"),
         ("leaves", r"failed: SystemExit: 0 \(brought_callbacks.py, line 27\)"),
         ("needs", "missing a required argument: 'path'; it is called without arguments, or with directory"),
-        ("number", "is 3, not a function"),
+        ("number", "is a int, not a function"),
         ("nothing", "brought_callbacks has no 'nothing'"),
     ],
 )

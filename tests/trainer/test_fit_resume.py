@@ -124,6 +124,50 @@ def test_a_run_that_is_done_is_not_trained_on(whole, tmp_path):
     check(train("plateau", tmp_path), whole("plateau"))
 
 
+KEPT: list[Any] = []
+
+
+class Builder:
+    """A model function that is an object, and one that is a method."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def __call__(self) -> keras.Model:
+        return self.build(np.ones(3))
+
+    def build(self, bias: Any, **_: Any) -> keras.Model:
+        return compiled(keras.optimizers.SGD(0.01))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functools.partial(Builder(4).build, np.arange(3), kernel=keras.optimizers.Adam(0.1)),
+        lambda: Builder(4),
+        lambda: functools.partial(Builder(4)),
+        lambda: lambda: compiled(keras.optimizers.SGD(0.01)),
+    ],
+)
+def test_a_model_function_made_anew_is_the_same_run(make, tmp_path):
+    """Its address is another one."""
+    for steps in (1, 2):
+        kept = make()
+        history = shardline.fit(kept, numbers(), max_steps=steps, checkpoint_dir=tmp_path, verbose=0)
+        assert int(history.model.optimizer.iterations) == steps
+        KEPT.append(kept)  # the next is elsewhere
+
+
+def test_a_model_function_with_another_argument_is_another_run(tmp_path):
+    def fit(values: list[int]) -> None:
+        make = functools.partial(Builder(4).build, np.array(values))
+        shardline.fit(make, numbers(), max_steps=1, checkpoint_dir=tmp_path, verbose=0)
+
+    fit([1, 2])
+    with pytest.raises(SettingsError, match=r"another run: model was .*Builder.build"):
+        fit([1, 3])
+
+
 def test_repeated_data_is_not_decoded_again(tmp_path, capsys):
     calls = []
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from shardline.trainer.base import plugins
@@ -126,3 +130,36 @@ def test_a_plug_in_may_shadow_a_package_but_not_the_standard_library(
     finally:
         for name in ("plugin_of_both", "common_to_both", "this"):
             sys.modules.pop(name, None)
+
+
+@dataclasses.dataclass
+class Sizes:
+    layers: tuple[int, ...] = (64, 32)
+
+
+class Plain:
+    def build(self) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda: functools.partial(plugins.load, "m", kind=1),
+            "shardline.trainer.base.plugins:load('m', kind=1)",
+        ),
+        (lambda: functools.partial(Plain), f"{__name__}:Plain()"),
+        (lambda: Plain(), f"{__name__}:Plain"),
+        (lambda: Plain().build, f"{__name__}:Plain.build of {__name__}:Plain"),
+        (lambda: [Plain(), None, {"b", "a"}], f"[{__name__}:Plain, None, ['a', 'b']]"),
+        (lambda: Sizes(), f"{__name__}:Sizes{{'layers': [64, 32]}}"),
+        (lambda: {"b": 1, "a": np.float32(2)}, "{'a': 2.0, 'b': 1}"),
+        (lambda: np.arange(3, dtype=np.int8), "int8(3,) ae4b3280e56e2faf"),
+        (lambda: "word " * 100, "0a477c9cf25c76e9"),
+    ],
+)
+def test_a_function_and_its_arguments_are_identified_without_an_address(
+    make: Callable[[], Any], expected: str
+) -> None:
+    assert plugins.identify(make()) == expected

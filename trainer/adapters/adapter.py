@@ -184,7 +184,7 @@ class BatchSequence:
             in_epoch = self._source.count_batches() or 0
         first, rest = divmod(start, in_epoch) if in_epoch else (0, start)
         if start:
-            progress.report("train", f"skipping {start:,} batches of {self._name}")
+            progress.report("train", f"skipping {start:,} batch{'es' * (start > 1)} of {self._name}")
         if not in_epoch and not endless:  # an epoch may have fewer batches than are skipped
             all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(
                 _no_autograph(lambda number: self._epoch(number))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
+import enum
+import functools
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
 import symtable
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,8 @@ BUILT_IN = {
 KERAS_PREFIX = "keras:"
 _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
+# Characters of an argument that are shown as they are.
+_LONGEST_TEXT = 80
 # Packages identified by their versions, not by their files.
 _VERSIONED_PACKAGES = {"", "shardline", "keras", "tensorflow"}
 
@@ -151,6 +158,54 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def identify(value: Any) -> str:
+    """Returns a text for a function with its arguments, or for a value, that is the same in every process.
+
+    Arrays and long texts are identified by a checksum of their content, objects by their class, with the
+    fields of a dataclass or the configuration of Keras' optimizers, losses and the like: never by an address,
+    nor by a name that Keras counts up (dense_1).
+    """
+    if isinstance(value, functools.partial):
+        named = sorted(f"{name}={identify(each)}" for name, each in value.keywords.items())
+        return f"{identify(value.func)}({', '.join([*map(identify, value.args), *named])})"
+    if hasattr(value, "__qualname__"):
+        owner = getattr(value, "__self__", None)
+        has_state = owner is not None and not isinstance(owner, type | types.ModuleType)
+        of = f" of {identify(owner)}" if has_state else ""
+        return f"{getattr(value, '__module__', '')}:{value.__qualname__}{of}"
+    if isinstance(value, Mapping):
+        items = sorted(f"{identify(name)}: {identify(each)}" for name, each in value.items())
+        text = f"{{{', '.join(items)}}}"
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = map(identify, value)
+        text = f"[{', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)}]"
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
+        text = str(value) if isinstance(value, Path) else repr(value)
+    elif hasattr(value, "__array__"):
+        import numpy as np
+
+        array = np.asarray(value)
+        content = identify(array.tolist()).encode() if array.dtype == object else array.tobytes()
+        text = repr(array.item()) if not array.ndim else f"{array.dtype}{array.shape} {_checksum(content)}"
+    else:
+        return f"{identify(type(value))}{_configuration(value)}"
+    return text if len(text) <= _LONGEST_TEXT else _checksum(text.encode())
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _configuration(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        return identify({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    with contextlib.suppress(Exception):  # the user's code runs here and may raise anything
+        if hasattr(value, "weights"):  # a layer, whose configuration has names
+            return ""
+        return identify({name: each for name, each in value.get_config().items() if name != "name"})
+    return f".{value.name}" if isinstance(value, enum.Enum) else ""
 
 
 def describe(error: BaseException) -> str:

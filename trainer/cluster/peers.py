@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
-from shardline.trainer.base.plugins import installed_version
+from shardline.trainer.base.plugins import identify, installed_version
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
@@ -81,7 +81,7 @@ def peer_config(settings: TrainSettings, fingerprint: str, gpus: int) -> PeerCon
         "devices": {"GPUs": gpus},
         "versions": {name: installed_version(name) or "none" for name in packages},
     }
-    plain: PeerConfig = json.loads(json.dumps(config, default=repr))  # as the peers receive it
+    plain: PeerConfig = json.loads(json.dumps(config, default=identify))  # as the peers receive it
     return plain
 
 

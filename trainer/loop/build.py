@@ -230,7 +230,7 @@ def _describe(rate: Any) -> float | dict[str, Any]:
             serialized = {}
         return {"class_name": type(rate).__name__, "config": serialized.get("config", {})}
     if callable(rate):
-        return {"class_name": getattr(rate, "__name__", type(rate).__name__), "config": {}}
+        return {"class_name": plugins.identify(rate), "config": {}}
     return float(str(np.float32(rate.numpy())))  # 0.001 as it was written
 
 

@@ -122,7 +122,7 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
     """Calls a user's function, with the keyword `directory` if it has it, and returns its callbacks."""
     make = plugins.load(reference, "callback", SettingsError)
     if not callable(make):
-        raise SettingsError(f"callback {reference!r} is {make!r}, not a function")
+        raise SettingsError(f"callback {reference!r} is a {type(make).__name__}, not a function")
     signature = inspect.signature(make)
     arguments = {"directory": directory} if "directory" in signature.parameters else {}
     try:
