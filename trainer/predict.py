@@ -145,11 +145,16 @@ def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any
     collectives = process.collectives
     if collectives.processes == 1:
         return own
-    table = collectives.gather_values([len(part) for part in parts])
-    counts = [[int(count) for count in row] for row in table]
-    width = own.itemsize * int(np.prod(own.shape[1:]))
-    packed = collectives.gather_bytes(own.tobytes(), [sum(row) * width for row in counts])
-    arrays = [np.frombuffer(each, own.dtype).reshape(-1, *own.shape[1:]) for each in packed]
+    is_text = own.dtype == object
+    sent = tf.io.serialize_tensor(tf.constant(own, tf.string)).numpy() if is_text else own.tobytes()
+    table = collectives.gather_values([len(sent), *map(len, parts)])
+    sizes, *columns = ([int(value) for value in column] for column in zip(*table, strict=True))
+    counts = list(zip(*columns, strict=True))
+    packed = collectives.gather_bytes(sent, sizes)
+    if is_text:
+        arrays = [tf.io.parse_tensor(each, tf.string).numpy() for each in packed]
+    else:
+        arrays = [np.frombuffer(each, own.dtype).reshape(-1, *own.shape[1:]) for each in packed]
     if data.is_per_process:
         return np.concatenate(arrays)
     divided = [np.split(array, np.cumsum(row)[:-1]) for array, row in zip(arrays, counts, strict=True)]

@@ -161,11 +161,42 @@ def counting() -> keras.Model:
     return model
 
 
+def quantized() -> keras.Model:
+    """Weights in int8, trained by an adapter."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.quantize("int8")
+    model.layers[0].enable_lora(2)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+class Texts(keras.Model):
+    """Predicts texts and numbers."""
+
+    def call(self, x: Any) -> Any:
+        signs = tf.where(x[:, :2] > 0, tf.strings.as_string(tf.round(x[:, :2])), "")
+        return {"signs": signs, "sums": tf.reduce_sum(x, axis=1)}
+
+
+def refusals() -> list[list[Any]]:
+    """Returns what fit says to sparse and ragged data."""
+    x = numbers()[0]
+    ragged = tf.RaggedTensor.from_row_lengths(x.ravel(), [6] * len(x))
+    found = []
+    for data in (tf.sparse.from_dense(x), ragged):
+        try:
+            shardline.fit(quantized, tf.data.Dataset.from_tensor_slices((data, x[:, :1])).batch(8), verbose=0)
+        except shardline.ShardlineError as error:
+            found.append([error.exit_code, "make it dense" in str(error)])
+    return found
+
+
 #: Models that N replicas train as one.
 EXACT: dict[str, Callable[[], keras.Model]] = {
     "compiled": compiled,
     "own_step": with_own_step,
     "added_losses": with_added_losses,
+    "quantized": quantized,
 }
 
 
@@ -184,6 +215,9 @@ def main(out: str, devices: str = "0") -> None:
         history = shardline.fit(build, numbers(), batch_size=16, epochs=2, verbose=0, **valid)
         weights = [weight.ravel().tolist() for weight in history.model.get_weights()]
         found[name] = {"history": history.history, "weights": weights}
+    predicted = shardline.predict(Texts, numbers()[0], batch_size=16, verbose=0)
+    found["texts"] = json.dumps([predicted["signs"].astype("U").tolist(), predicted["signs"].dtype.name])
+    found["refusals"] = refusals()
     shardline.fit(counting, numbers(), batch_size=16, epochs=2, verbose=0)  # which a line says
     (Path(out) / f"{NAME}.json").write_text(json.dumps(found))
 

@@ -17,6 +17,7 @@ from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConf
 from shardline.trainer.keras_compat.replica_losses import patch_keras_methods
 from shardline.trainer.keras_compat.tensorflow_internals import (
     exit_after,
+    patch_initial_values,
     patch_variable_conversion,
     set_heartbeat_timeout,
 )
@@ -109,6 +110,7 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
     patch_variable_conversion()
     if name == "multi_worker_mirrored":
         patch_keras_methods()
+        patch_initial_values()
         # TensorFlow uses NCCL only on request; the ring of sockets (tcp) carries gradients only.
         kinds = tf.distribute.experimental.CommunicationImplementation
         kind = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING

@@ -57,7 +57,7 @@ def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
     return any(base is None or getattr(type(callback), name) is not getattr(base, name) for name in own)
 
 
-def _writes_by_epoch(callback: keras.callbacks.Callback) -> type | None:
+def _writes_by_epoch(callback: keras.callbacks.Callback) -> Any:
     """Returns the class of Keras whose hooks of every step do nothing, as the callback writes by epoch."""
     board, checkpoint = keras.callbacks.TensorBoard, keras.callbacks.ModelCheckpoint
     if isinstance(callback, checkpoint) and callback.save_freq == "epoch":

@@ -150,6 +150,25 @@ def patch_variable_conversion() -> None:
     kind.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
 
 
+def patch_initial_values() -> None:
+    """Lets the chief send initial values of int8, bfloat16 and others that TensorFlow does not broadcast."""
+    import tensorflow as tf
+    from tensorflow.python.ops import collective_ops
+
+    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
+
+    def wide(dtype: tf.DType) -> tf.DType:
+        is_short = dtype.size < 4 and dtype not in (tf.bool, tf.float16)
+        return {True: tf.int32, False: tf.float32}[dtype.is_integer] if is_short else dtype
+
+    collective_ops.broadcast_send = lambda value, shape, dtype, *rest: send(
+        tf.cast(value, wide(dtype)), shape, wide(dtype), *rest
+    )
+    collective_ops.broadcast_recv = lambda shape, dtype, *rest: tf.cast(
+        receive(shape, wide(dtype), *rest), dtype
+    )
+
+
 @contextlib.contextmanager
 def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
     """Makes reads of variables with aggregation MEAN use this process's replicas only, without an exchange.

@@ -138,6 +138,13 @@ def build_with_variables(
     Raises ModelError if it is none, or not compiled though it has to be, or was built for other devices.
     """
     compiled = "predict_step" not in steps
+    parts = [part for batches in steps.values() for part in tf.nest.flatten(batches.first_batch)]
+    kinds = sorted({type(part).__name__ for part in parts} & {"SparseTensor", "RaggedTensor"})
+    if kinds and (compiled or process.replicas > 1):
+        raise SettingsError(
+            f"the data yields {' and '.join(kinds)}, which cannot be divided among replicas; make it dense "
+            "by data.map, with tf.sparse.to_dense or RaggedTensor.to_tensor"
+        )
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if not is_seeded():
