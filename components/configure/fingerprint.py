@@ -24,7 +24,7 @@ from shardline.components.preprocess.sources.columns import is_pattern, open_tab
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import File, files_below, find_files, match_files
 from shardline.components.text import size as size_text
-from shardline.trainer.base import plugins
+from shardline.trainer.base import crash, plugins
 from shardline.trainer.base.errors import ShardlineError, SourceError
 from shardline.trainer.base.settings import plugin_references
 
@@ -137,7 +137,9 @@ def initial_model_digest(uri: str) -> str:
             path = path / (champion.path if champion else "") / MODEL_FILE
         with path.open("rb") as file:
             return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except (OSError, ShardlineError):
+    except (OSError, ShardlineError) as error:
+        if crash.is_machine_failure(error):
+            raise
         return ""  # only the replicas mount it, or it is missing, which training reports
 
 

@@ -194,7 +194,7 @@ class WorkDirectory:
             if self.remote:
                 return bool(self.remote.sizes()) and bool(self.dataset())
             return self.publishing.read_text() == self.dataset().fingerprint
-        except (OSError, DatasetError):
+        except (FileNotFoundError, NotADirectoryError, DatasetError):
             return False
 
     def remove(self) -> None:

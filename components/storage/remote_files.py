@@ -21,7 +21,7 @@ from shardline.components.storage.bucket import parse_uri
 from shardline.components.storage.prefetch import with_retries
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import ShardlineError, SourceError
+from shardline.trainer.base.errors import RunError, ShardlineError, SourceError
 
 #: Most characters of a line.
 _LONGEST_LINE = 64 << 20
@@ -60,7 +60,9 @@ def as_source_error(path: str, what: str = "") -> Iterator[None]:
         why = reason(error)
         if is_remote(path) and refusal_kind(error) is RefusalKind.MISSING:  # in the generation it had
             why = "it was replaced while it was read; run again when nothing writes to the source"
-        raise SourceError(f"cannot read {what}{path!r}: {why}") from None
+        unread = files.cannot_read_now(error) and not is_remote(path)
+        kind = RunError if unread else SourceError
+        raise kind(f"cannot read {what}{path!r}: {why}") from None
 
 
 def open_read(path: str) -> BinaryIO:

@@ -30,11 +30,6 @@ _MACHINE_FAILURES = {
     **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
     errno.ENOMEM: "use a machine with more memory, or a smaller model, batch or dataset",
 }
-# Errors of a path that a user named.
-_PATH_ERRORS = {
-    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
-}
 _MAX_CHARS = 400
 
 
@@ -73,7 +68,7 @@ def from_os_error(failure: OSError) -> ShardlineError | None:
     if failure.strerror and (advice := _MACHINE_FAILURES.get(failure.errno or 0)):
         reason = files.with_space(failure.strerror, failure.filename) if where else failure.strerror
         return RunError(f"{reason}{where}; {advice}")
-    if failure.strerror and where and failure.errno in _PATH_ERRORS:
+    if failure.strerror and where and failure.errno in files.PATH_ERRORS:
         return SettingsError(f"{failure.strerror}{where}")
     return None
 
@@ -82,7 +77,8 @@ def is_machine_failure(error: BaseException | None) -> bool:
     """Whether an error, or one of its causes, is a failure of the machine that may not occur again."""
     seen = []
     while error is not None and error not in seen:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _PATH_ERRORS):
+        unread = isinstance(error, OSError) and error.errno not in files.PATH_ERRORS
+        if unread or isinstance(error, MemoryError):
             return True
         seen.append(error)
         error = error.__cause__ or error.__context__

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 
 #: Environment variable with the directory that replaces /gcs/ on a machine where it is not mounted.
 GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
@@ -27,6 +27,12 @@ TEMPORARY = ".tmp-"
 
 #: Largest size of a settings or JSON file in bytes: the manifest of 100,000 shards has 20 MB.
 MAX_TEXT_BYTES = 64 << 20
+
+#: Errors of a path that a user named; any other may be gone the next time.
+PATH_ERRORS = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENXIO),
+}
 
 #: Errors of a full disk, and of a used-up quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,6 +58,14 @@ def check_open_files(count: int, what: str) -> None:
             f"{count} {what} are open at a time, with other files {needed}, and the limit of open files is "
             f"{limit} (ulimit -n); raise it"
         )
+
+
+def cannot_read_now(error: BaseException) -> bool:
+    """Whether an error of reading a file says nothing of the file: the disk or the network has failed.
+
+    The errors of damaged files that gzip, HDF5 and Arrow raise are OSErrors without a number.
+    """
+    return isinstance(error, OSError) and error.errno not in (None, *PATH_ERRORS)
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -183,7 +197,8 @@ def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
 def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_BYTES) -> str:
     """Returns the content of a UTF-8 text file.
 
-    Raises `error` when the file is missing, unreadable, not a regular file, or larger than `limit` bytes.
+    Raises `error` when the file is missing, not a regular file or text, or larger than `limit` bytes. One
+    that cannot be read is neither missing nor damaged: SettingsError without permission, else RunError.
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -195,7 +210,9 @@ def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_
     except FileNotFoundError:
         raise error(f"no file {path}") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in its name
-        raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from None
+        kind = SettingsError if isinstance(failure, PermissionError) else error
+        kind = RunError if cannot_read_now(failure) else kind
+        raise kind(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from None
     if len(data) > limit:
         raise error(f"{path} has more than {limit >> 20} MiB, which no such file needs")
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer.base import deserialize, files
-from shardline.trainer.base.errors import DatasetError, ModelError
+from shardline.trainer.base.errors import DatasetError, ModelError, RunError
 from shardline.trainer.data.features import (
     SPLIT_TIME_FEATURES,
     Anomaly,
@@ -347,6 +347,8 @@ def check_files(directory: Path, shards: Iterable[Shard]) -> None:
         try:
             size = path.stat().st_size
         except OSError as error:
+            if files.cannot_read_now(error):
+                raise RunError(f"cannot read {path}: {error.strerror}") from None
             raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
         if size != shard.bytes:
             raise DatasetError(

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer.base import files, progress
-from shardline.trainer.base.errors import DamagedError, RunError
+from shardline.trainer.base.errors import DamagedError, ModelError, RunError
 from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.peers import in_thread
@@ -55,10 +55,13 @@ class Evaluations:
         files.write_json(self._path(position.steps), content)
 
     def read(self, steps: int) -> dict[str, float] | None:
-        """Returns the finite metrics of a checkpoint; None if it has not been evaluated."""
+        """Returns the finite metrics of a checkpoint; None if it has not been evaluated.
+
+        Raises RunError when its file cannot be read.
+        """
         try:
-            metrics = files.read_json(self._path(steps), RunError).get("metrics")
-        except RunError:
+            metrics = files.read_json(self._path(steps), ModelError).get("metrics")
+        except ModelError:  # there is none, or it is damaged
             return None
         if not isinstance(metrics, dict):
             return None

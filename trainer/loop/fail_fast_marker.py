@@ -38,7 +38,7 @@ def refuse_repeated_failure(
         yield
         return
     marker, failure = _marker(settings, cluster, environ), None
-    with contextlib.suppress(SettingsError):
+    with contextlib.suppress(ShardlineError):
         failure = files.read_json(marker, SettingsError).get("error")
     if isinstance(failure, str):
         progress.report(

@@ -15,7 +15,7 @@ import keras
 
 from shardline.trainer import models
 from shardline.trainer.base import files, plugins
-from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.plugins import import_string
 from shardline.trainer.base.settings import SETTINGS_FILE
 from shardline.trainer.data.features import LABEL
@@ -76,7 +76,8 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                 f"; it may need the code of {recorded}, which is not run because a file names it: if you "
                 f"trust it, set --model-function {recorded}, or import it where your model is built"
             )
-        raise ModelError(f"cannot load {path}: {short_message(error)}{hint}") from error
+        kind = RunError if files.cannot_read_now(error) else ModelError
+        raise kind(f"cannot load {path}: {short_message(error)}{hint}") from error
 
 
 def read_recorded_heads(model_file: Path) -> Heads | None:

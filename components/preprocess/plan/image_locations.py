@@ -25,7 +25,8 @@ from shardline.components.preprocess.sources.example import (
 )
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import TruncatedError, ordered_map
-from shardline.trainer.base.errors import BadRecordError, SourceError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError, SourceError
 
 #: Number of the location of examples without an image.
 NO_LOCATION = 0
@@ -255,5 +256,9 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         return known
 
 
-def _unreadable(key: bytes, error: OSError | ValueError) -> BadRecordError:
-    return BadRecordError(key_text(key), f"cannot be read ({getattr(error, 'strerror', None) or error})")
+def _unreadable(key: bytes, error: OSError | ValueError) -> ShardlineError:
+    """Returns the error for an image; one that the machine could not read now is not a bad one."""
+    reason = getattr(error, "strerror", None) or error
+    if files.cannot_read_now(error):
+        return RunError(f"cannot read {key_text(key)!r}: {reason}; run again to continue from there")
+    return BadRecordError(key_text(key), f"cannot be read ({reason})")

@@ -10,6 +10,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from shardline.components.preprocess.schema import labels
@@ -112,7 +113,7 @@ class ListedFiles(TableRows):
 
     def _image(self, value: str) -> Span:
         span = inside(self._root, value, "is outside the directory of images")
-        if not self._is_remote and not os.path.isfile(span.file):
+        if not self._is_remote and not Path(span.file).is_file():  # os.path takes any failure for absence
             raise ValueError("there is no such file")
         return span
 
@@ -146,7 +147,7 @@ def _read(example: Example) -> Example | BadExample:
         if len(data) > LARGEST_BYTES:
             return BadExample(example.key, "has more than 1 MiB")
         text = data.decode("utf-8-sig")
-    except (OSError, SourceError) as error:  # also a pipe, which would block
+    except SourceError as error:  # also a pipe, which would block
         return BadExample(example.key, f"cannot be read: {remote_files.reason(error)}")
     except UnicodeDecodeError:
         return BadExample(example.key, "is no text in UTF-8")

@@ -158,7 +158,7 @@ def _read(path: Path) -> FoundMarker | None:
             line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
         facts = files.parse_json(line, str(path), RunError)
         marker = deserialize.restore(Marker, facts, str(path), RunError)
-    except (OSError, RunError):
+    except (FileNotFoundError, RunError):  # one that cannot be read is not missing
         return None
     is_whole = size == len(line) + HASH_BYTES * marker.shard.records
     return FoundMarker(marker, path, len(line)) if is_whole else None

@@ -31,7 +31,7 @@ from shardline.components.validate.metrics.evaluation import Evaluation, Lead, P
 from shardline.components.validate.metrics.intervals import Ints
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
-from shardline.trainer.base import files
+from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
@@ -143,7 +143,7 @@ def _predict_former(
             trained_on = find_trained_on(published, examples, groups)
             model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
             return collect_outcomes(model, examples)[0], trained_on
-    except (ModelError, DatasetError, OSError) as error:
+    except (ModelError, DatasetError, FileNotFoundError) as error:
         return str(error).partition("; ")[0]  # without the remedy
 
 
@@ -245,7 +245,7 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     path = directory / manifest.keys.file
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
     if (len(data), f"{google_crc32c.value(data):08x}") != (manifest.keys.bytes, manifest.keys.crc32c):
         raise DatasetError(f"{path} does not match the manifest; preprocess the data again")
@@ -307,7 +307,7 @@ def read_published(published: Path, data: TrainingData) -> Keys:
     path = published / KEYS_FILE
     try:
         keys = _as_keys(path.read_bytes())
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}; publish the model again") from None
     if (len(keys), _digest(keys)) != (data.records, data.keys):
         raise ModelError(f"{path} is damaged: it does not match export.json; publish the model again")
@@ -322,7 +322,9 @@ def _keys_of_initial_model(uri: str, key: str) -> Keys | None:
         data = Export.read(published).training_data
         known = data and data.keys and data.complete and data.key == key
         return read_published(published, data) if data and known else None
-    except (ShardlineError, OSError):
+    except (ShardlineError, OSError) as error:
+        if crash.is_machine_failure(error):
+            raise
         return None
 
 
