@@ -181,7 +181,7 @@ def test_other_launchers(variables, name, hosts, origin):
         (mpi(0, 4, 2, "a,b,b,b"), "with 2 of them on the host of rank 0"),
         (mpi(4, 4, 2, "a,a,b,b"), "RANK is '4'"),
         (torch(4), "WORLD_SIZE is '4', so there are several tasks"),
-        (SBATCH, "SLURM_NTASKS is '3', .*; start the program with srun, or SHARDLINE_HOSTS=localhost"),
+        (SBATCH, "SLURM_NTASKS is '3', .*; start the program with srun, or set SHARDLINE_HOSTS=localhost"),
         ({"SHARDLINE_HOSTS": "n[1-2]"}, "HOSTS is 'n.1-2.', .* is not known; set TF_CONFIG for each task"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is '2'"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK is '1'"),

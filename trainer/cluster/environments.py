@@ -85,8 +85,8 @@ def check_sizes(environ: Mapping[str, str], tasks: int, origin: str) -> None:
         if size > 1 and tasks == 1:
             remedy = "start the program with srun" if name == _ALLOCATION else "set TF_CONFIG for each task"
             raise ClusterError(
-                f"{name} is {environ[name][:80]!r}, so there are several tasks, but {origin}; {remedy}, or "
-                f"{HOSTS_VARIABLE}=localhost where each trains alone"
+                f"{name} is {environ[name][:80]!r}, so there are several tasks, but {origin}; {remedy}, "
+                f"or set {HOSTS_VARIABLE}=localhost where each trains alone"
             )
         if is_exact and size not in (1, tasks):
             raise ClusterError(
