@@ -78,7 +78,8 @@ def inexact_metrics(model: keras.Model) -> list[str]:
 def takes_whole_batches(model: keras.Model) -> bool:
     """Whether a metric gets whole batches, for which replicas exchange tensors of a batch's size."""
     metrics = [each for metric in model.metrics for each in (metric, *getattr(metric, "metrics", ()))]
-    return any(hasattr(metric.update_state, "takes_whole_batches") for metric in metrics)
+    updates = [getattr(metric, "update_state", None) for metric in metrics]
+    return any(hasattr(update, "takes_whole_batches") for update in updates)
 
 
 @contextlib.contextmanager
