@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +21,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan, RunPlan
+from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
 from shardline.trainer.keras_compat.tensorflow_internals import (
     Watch,
     elements,
@@ -148,8 +146,11 @@ class BatchSequence:
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas; of a full batch where unknown."""
         count, replicas = self.steps, self._replicas - self._replicas % self._batches_per_step
-        if self._local_replicas or not self._sizes:
-            return [self._full_batch * (replicas if self._local_replicas else 1)] * count
+        if self._local_replicas or not self._sizes or self._sizes == StepSizes(len(self._sizes), 0, 0):
+            full = self._full_batch * (replicas if self._local_replicas else 1)
+            return StepSizes(count, full, full)
+        if len(self._sizes) == count:
+            return self._sizes
         first = 0 if self._restart else epoch * count
         known = (self._sizes[step % len(self._sizes)] for step in range(first, first + count))
         return [size or self._full_batch for size in known]
@@ -165,7 +166,7 @@ class BatchSequence:
         """Returns the remaining steps of the epoch of a position."""
         sizes, done = self.sizes(at.epoch), at.steps - at.epoch * self.steps
         if self._whole:  # by the examples before it
-            done = bisect_left(list(accumulate(sizes, initial=0)), at.examples)
+            done = min(-(-at.examples // self._full_batch), len(sizes))
         return RunPlan(at.examples, done, sizes[done:])
 
     def source(self, plan: RunPlan, step: int, process: int, processes: int) -> str:
@@ -270,20 +271,21 @@ class BatchSequence:
             return self._source.examples[1]
         return int(tf.nest.flatten(self.element_spec)[0].shape[0] or _count_rows(self.first_batch))
 
-    def _count_batch_sizes(self, *, counted: bool) -> list[int]:
+    def _count_batch_sizes(self, *, counted: bool) -> Sequence[int]:
         if self._source.examples:
             count, size = self._source.examples
-            sizes = [size] * (count // size) + [count % size] * (count % size > 0)
+            steps = -(-count // size)
+            last = count - (steps - 1) * size
             if 0 < count < self._replicas and not self._local_replicas and not self.padded:
                 raise SettingsError(
                     f"{self._name} has {count} example{'s' * (count > 1)} for {self._replicas} replicas, and "
                     "each needs one in every step: use fewer replicas or more data"
                 )
-            if len(sizes) > 1 and sizes[-1] < min(size, self._replicas) and not self._local_replicas:
-                sizes[-2:] = [sizes[-2] + sizes[-1]]
-            return sizes
+            if steps > 1 and last < min(size, self._replicas) and not self._local_replicas:
+                steps, last = steps - 1, size + last
+            return StepSizes(steps, size, last)
         if self._source.cardinality >= 0 or not counted:
-            return [0] * max(0, self._source.cardinality)
+            return StepSizes(max(0, self._source.cardinality), 0, 0)
         progress.report(
             "train",
             f"counting the batches of {self._name}, which does not know their number; give steps_per_epoch, "

@@ -85,12 +85,13 @@ class StepSizes(Sequence[int]):
     @overload
     def __getitem__(self, at: int) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        """Returns the examples of a step, from 0, or of several."""
-        if isinstance(at, slice):
-            return [self[step] for step in range(self.steps)[at]]
-        return self.last if range(self.steps)[at] == self.steps - 1 else self.full
+    def __getitem__(self, at: slice) -> StepSizes: ...
+    def __getitem__(self, at: int | slice) -> int | StepSizes:
+        """Returns the examples of a step, from 0, or of several that follow each other."""
+        steps = range(self.steps)[at]
+        if isinstance(steps, int):
+            return self.last if steps == self.steps - 1 else self.full
+        return StepSizes(len(steps), self.full, self[steps[-1]] if steps else self.full)
 
 
 @dataclass(frozen=True)
