@@ -23,7 +23,7 @@ from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import IdentityRecord
-from shardline.trainer.checkpoint.preemption import during_a_call
+from shardline.trainer.checkpoint.preemption import Preemption, during_a_call
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
@@ -234,7 +234,7 @@ def _train(
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: Batches | None,
-    sigterm: Any,
+    sigterm: Preemption,
     initial_epoch: int,
     verbose: int,
 ) -> keras.callbacks.History:

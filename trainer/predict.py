@@ -14,6 +14,7 @@ from shardline.trainer.adapters.adapter import Batches, check_counts
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
+from shardline.trainer.keras_compat.tensorflow_internals import iterate
 from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.step import EvaluationLoop, Logs
@@ -98,7 +99,7 @@ def predict(
         loaded = build_with_variables(process, model, process.settings, predict_step=batches)
         process = process.for_model(loaded)
         strategy = process.strategy
-        iterator = iter(batches.distribute(strategy, process.process, len(process.processes)))
+        iterator = iterate(batches.distribute(strategy, process.process, len(process.processes)))
 
         @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
         def step(iterator: Any) -> Any:

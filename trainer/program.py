@@ -23,7 +23,6 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point."""
     try:
         cluster = read_cluster(os.environ)
-        # Before NumPy and TensorFlow start threads, which must not receive the signal.
         with Preemption(TrainSettings.grace_period) as preemption.current:
             from shardline.trainer.keras_compat import tensorflow_internals
 

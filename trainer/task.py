@@ -104,7 +104,6 @@ def _json_object(text: str) -> dict[str, Any]:
 def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
     cluster = read_cluster(environ)  # raises its errors before TensorFlow is loaded
-    # Before NumPy and TensorFlow start threads, which must not receive the signal.
     with (
         fail_fast_marker.refuse_repeated_failure(settings, cluster, environ),
         Preemption(settings.grace_period) as preemption,

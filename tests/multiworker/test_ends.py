@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from shardline.trainer.base.errors import EXIT_FAILED, EXIT_RESTART
+from shardline.trainer.cluster.peers import accepts_connections
 from tests.helpers import replicas
+from tests.helpers.jobs import eventually
 from tests.helpers.replicas import finish
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(120)]
@@ -73,6 +75,19 @@ def test_a_program_that_waits_for_its_peers_ends_at_once(tmp_path: Path) -> None
     process.send_signal(signal.SIGTERM)
 
     assert finish([process])[0] == [EXIT_RESTART]
+
+
+def test_a_program_that_tensorflow_connects_ends_at_once(tmp_path: Path) -> None:
+    """TensorFlow waits for a lost peer without end, and handles SIGTERM itself meanwhile."""
+    config = replicas.tf_configs(2)[0]
+    process = replicas.start_one(["-m", "tests.helpers.ends", "connect", str(tmp_path)], config)
+    chief, _ = config["cluster"].values()  # type: ignore[attr-defined]
+    eventually(lambda: accepts_connections(chief[0], 1.0), 60)
+    process.send_signal(signal.SIGTERM)
+    codes, outputs = finish([process], 30)
+
+    assert codes == [EXIT_RESTART]
+    assert ASKED in outputs[0]
 
 
 def test_in_a_thread_the_error_is_raised_and_the_process_lives(tmp_path: Path) -> None:

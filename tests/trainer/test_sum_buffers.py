@@ -47,7 +47,8 @@ def test_large_gradients_are_passed_to_the_ring_without_a_copy():
     gradients = [
         np.full(shape, number, np.float32) for number, shape in enumerate([(3,), (200, 100), (), (1, 20_000)])
     ]
-    sums = tf.function(lambda *own: RingSummation(ring, tf.float32)(own))(*map(tf.constant, gradients))
+    summation = RingSummation(ring, tf.float32)
+    sums = tf.function(lambda *own: summation(own))(*map(tf.constant, gradients))
 
     assert ring.starts == [16, 16 + 20_000 + 16]
     for total, own in zip(sums, gradients, strict=True):

@@ -25,6 +25,7 @@ from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
 from shardline.trainer.keras_compat.tensorflow_internals import (
     Watch,
     elements,
+    numpy_function,
     without_autotuning,
     without_prefetch,
     without_repeat,
@@ -592,7 +593,7 @@ def pydataset_batches(data: keras.utils.PyDataset, name: str, *, seed: int | Non
         return [_to_array(part) for part in tf.nest.flatten(data[int(number)])]
 
     def fetch(number: tf.Tensor) -> Any:
-        parts = tf.numpy_function(batch, [number], types)
+        parts = numpy_function(batch, [number], types)
         for part, spec in zip(parts, tf.nest.flatten(specs), strict=True):
             part.set_shape(spec.shape)
         return tf.nest.pack_sequence_as(specs, parts)

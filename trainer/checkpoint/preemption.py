@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Self
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_RESTART, RestartError
@@ -19,13 +20,13 @@ from shardline.trainer.base.settings import TrainSettings
 class Preemption:
     """Waits for SIGTERM in a thread, and ends the process within a grace period in seconds.
 
-    A Python signal handler is too late: it runs in the main thread between two calls into TensorFlow, and one
-    call may train for seconds or wait for a lost peer. Enter the context before TensorFlow is imported:
-    threads started earlier would receive the signal and end the process. SIGTERM ends the process with
-    `EXIT_RESTART`: at once before `ready`, later when the run has not ended within the grace period.
+    A Python signal handler alone is too late: it runs in the main thread between two calls into TensorFlow,
+    and one call may train for seconds or wait for a lost peer. So the signal also writes a byte to a pipe,
+    which wakes the waiting thread at once. SIGTERM ends the process with `EXIT_RESTART`: at once before
+    `ready`, later when the run has not ended within the grace period.
     """
 
-    def __init__(self, grace_period: float):
+    def __init__(self, grace_period: float = math.inf):
         #: Grace period in seconds; may be changed until the signal comes.
         self.grace_period = grace_period
         #: Step of the newest checkpoint that this process has written; 0 for none.
@@ -44,8 +45,12 @@ class Preemption:
         self._ready.set()
 
     def __enter__(self) -> Self:
-        """Blocks SIGTERM and starts to wait for it; must be called in the main thread."""
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        """Installs the handler and starts to wait; must be called in the main thread."""
+        _reset_forked_processes()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before = signal.signal(signal.SIGTERM, self._wake)
+        self._set_wakeup(self._writer)
         self._thread.start()
         return self
 
@@ -53,61 +58,47 @@ class Preemption:
         """Restores the previous handling of SIGTERM."""
         with self._lock:
             self._over.set()
-            if not self.requested and self._thread.ident is not None:
-                signal.pthread_kill(self._thread.ident, signal.SIGTERM)  # wakes the thread
+        self._wake(0)
         self._thread.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        if signal.getsignal(signal.SIGTERM) == self._wake:
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        self._set_wakeup(-1)
+        os.close(self._reader)
+        os.close(self._writer)
 
-    def _wait(self) -> None:
-        signal.sigwait({signal.SIGTERM})
+    def reset(self) -> None:
+        """Lets SIGTERM end this process, a fork of the one that waits, as by default."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._set_wakeup(-1)
+
+    def _set_wakeup(self, descriptor: int) -> None:
+        before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        if before not in (-1, self._writer):  # asyncio's
+            signal.set_wakeup_fd(before)
+
+    def _wake(self, number: int, frame: object = None) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it has been awake for long
+            os.write(self._writer, bytes([number]))
 
     def _watch(self) -> None:
-        self._wait()
+        asked = False
+        while not (asked or self._over.is_set()):  # but by another signal, or the program has its own handler
+            asked = signal.SIGTERM in os.read(self._reader, 64)
+            asked &= signal.getsignal(signal.SIGTERM) == self._wake
         with self._lock:
             if self._over.is_set():
                 return
             if not self._ready.is_set():
                 _exit("asked to stop (SIGTERM) before training began; start the same command again")
-            progress.report("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
+            limit = f", for at most {self.grace_period:g} s" if self.grace_period < math.inf else ""
+            progress.report("train", f"asked to stop (SIGTERM): saving{limit}")
             self._requested.set()
-        if not self._over.wait(self.grace_period):
+        if not self._over.wait(self.grace_period if limit else None):
             newest = f"checkpoint of step {self.saved_step:,}" if self.saved_step else "newest checkpoint"
             _exit(
                 f"asked to stop (SIGTERM), and not done within the grace_period of {self.grace_period:g} s; "
                 f"started again, the run continues from the {newest}"
             )
-
-
-class ProgramPreemption(Preemption):
-    """The same until the end of a program that has already loaded TensorFlow, with threads that take signals.
-
-    Python's handler would run in the main thread between two calls into TensorFlow. So the signal also writes
-    a byte to a pipe, which wakes the waiting thread at once.
-    """
-
-    def __enter__(self) -> Self:
-        """Installs the handler and starts to wait; must be called in the main thread."""
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self.install()
-        self._thread.start()
-        return self
-
-    def install(self) -> None:
-        """Installs the handler."""
-        signal.signal(signal.SIGTERM, self._wake)
-        before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if before not in (-1, self._writer):  # asyncio's
-            signal.set_wakeup_fd(before)
-
-    def _wake(self, number: int, frame: object) -> None:
-        os.write(self._writer, bytes([number]))
-
-    def _wait(self) -> None:
-        asked = False
-        while not asked:  # but by another signal, or the program has set a handler of its own
-            asked = signal.SIGTERM in os.read(self._reader, 64)
-            asked &= signal.getsignal(signal.SIGTERM) == self._wake
 
 
 #: The Preemption of this process from its first call of Shardline on; None where others end the process.
@@ -121,56 +112,52 @@ def handle_sigterm() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     is_free = current is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_free and is_main and not is_interactive:
-        current = ProgramPreemption(TrainSettings.grace_period).__enter__()
+        current = Preemption(TrainSettings.grace_period).__enter__()
 
 
-def restore_handler() -> None:
-    """Restores the handler of a ProgramPreemption, which a strategy has replaced by TensorFlow's own."""
-    if isinstance(current, ProgramPreemption):
-        current.install()
+@functools.cache
+def _reset_forked_processes() -> None:
+    """Lets SIGTERM end a forked process, such as one of a pool, as by default; at once, too."""
+    held = threading.local()
 
+    def block() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-def _forget() -> None:
-    """Lets SIGTERM end a forked process, such as one of a pool, as by default."""
-    global current
-    if isinstance(current, ProgramPreemption):
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    elif current is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    current = None
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
 
+    def reset() -> None:
+        global current
+        own = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        if isinstance(own, Preemption):
+            own.reset()
+        current = None
+        unblock()
 
-os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 @contextlib.contextmanager
-def during_a_call(grace_period: float) -> Iterator[Any]:
-    """Yields the Preemption of this process, if it has one, else what the loop needs of one for this call.
+def during_a_call(grace_period: float) -> Iterator[Preemption]:
+    """Yields the Preemption of this process, if it has one, else one for this call.
 
-    In that case the main thread handles SIGTERM, and only the platform limits the time to end. A program that
-    was started without a command ends with `EXIT_RESTART` too, so that its scheduler starts it again.
+    Without one only the platform limits the time to end, and a thread is not told. A program that leaves
+    SIGTERM to Shardline ends with `EXIT_RESTART`, so that its scheduler starts it again.
     """
     if current is not None:
         current.grace_period = grace_period
         try:
             yield current
         except RestartError as error:
-            if not isinstance(current, ProgramPreemption):
-                raise
             progress.fail("train", error)
             sys.last_value = error  # exit handlers then do not wait for peers
             raise SystemExit(error.exit_code) from None
         return
-    state = SimpleNamespace(requested=False, saved_step=0, ready=lambda: None)
-    if threading.current_thread() is not threading.main_thread():
-        yield state
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(state, "requested", True))
-    try:
-        yield state
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    own = Preemption()
+    own.ready()
+    is_main = threading.current_thread() is threading.main_thread()
+    with own if is_main else contextlib.nullcontext():
+        yield own
 
 
 def _exit(text: str) -> None:

@@ -26,7 +26,7 @@ from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
-from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers
+from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, numpy_function
 
 #: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
 Summation = Callable[[Gradients], Gradients]
@@ -186,19 +186,19 @@ class RingSummation:
         return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
 
     def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        def run(*arrays: Numbers) -> list[Numbers]:
-            flat, views = self._buffers.lay_out(arrays)
-            uncopied = []
-            for array, view in zip(arrays, views, strict=True):
-                if array.size < _MIN_UNCOPIED:
-                    view[...] = array
-                else:
-                    uncopied.append(((view.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
-            self._ring.sum(flat, self._wire, uncopied)
-            return views
-
-        sums = tf.numpy_function(run, values, [tf.float32] * len(values))
+        sums = numpy_function(self._sum, values, [tf.float32] * len(values))
         return [tf.ensure_shape(total, own.shape) for total, own in zip(sums, values, strict=True)]
+
+    def _sum(self, *arrays: Numbers) -> list[Numbers]:
+        flat, views = self._buffers.lay_out(arrays)
+        uncopied = []
+        for array, view in zip(arrays, views, strict=True):
+            if array.size < _MIN_UNCOPIED:
+                view[...] = array
+            else:
+                uncopied.append(((view.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
+        self._ring.sum(flat, self._wire, uncopied)
+        return views
 
 
 class GradientExchange:

@@ -130,6 +130,8 @@ class Ring:
         self._to_next.close()
         self._from_previous.close()
 
+    __del__ = close
+
     def _check_header(self, own: bytes) -> Iterator[memoryview]:
         """Receives the previous process's header and checks that it is at the same call."""
         theirs = bytearray(len(own))

@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import inspect
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,8 +80,7 @@ def keep_freed_memory() -> None:
 def exit_after(seconds: float) -> Iterator[None]:
     """Ends the process with a traceback when the body takes longer; 0 for no limit.
 
-    The body creates a MultiWorkerMirroredStrategy, which waits without end for a lost peer, holds the GIL and
-    ignores SIGTERM: only a watchdog in C works.
+    The body creates a MultiWorkerMirroredStrategy, which waits without end for a lost peer.
     """
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
@@ -87,28 +90,95 @@ def exit_after(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def leak_iterator(batches: Iterator[Any]) -> Iterator[Any]:
-    """Leaks a distributed iterator, whose destructor would wait for up to about 15 s.
+@contextlib.contextmanager
+def hearing_sigterm() -> Iterator[None]:
+    """Keeps the handler of SIGTERM, and runs other threads, while a strategy connects to its peers.
 
-    It joins the autotuning thread, which is asleep (tensorflow/core/framework/model.cc, `OptimizeLoop`).
+    TensorFlow replaces the handler by one that sets a flag (tsl/distributed_runtime/preemption,
+    `SigtermNotifier`), which is undone every millisecond, and holds the GIL: its C interface does not.
     """
-    import tensorflow as tf
+    from tensorflow.python import pywrap_tfe
 
-    if not isinstance(batches, tf.data.Iterator):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(batches))
-    return batches
+    c, handler, over = ctypes.CDLL(None), ctypes.create_string_buffer(1024), threading.Event()
+    c.sigaction(signal.SIGTERM, None, handler)
+
+    def restore() -> None:
+        while not over.wait(0.001):
+            c.sigaction(signal.SIGTERM, handler, None)
+
+    thread, connect = threading.Thread(target=restore, daemon=True), pywrap_tfe.TFE_EnableCollectiveOps
+    thread.start()
+    pywrap_tfe.TFE_EnableCollectiveOps = _enable_collective_ops
+    try:
+        yield
+    finally:
+        pywrap_tfe.TFE_EnableCollectiveOps = connect
+        over.set()
+        thread.join()
+        c.sigaction(signal.SIGTERM, handler, None)
+
+
+def _enable_collective_ops(context: Any, server: bytes) -> None:
+    import tensorflow as tf
+    from tensorflow.python.framework import errors_impl
+
+    directory, pointer = os.path.dirname(tf.__file__), ctypes.c_void_p
+    framework, tensorflow = (
+        ctypes.CDLL(f"{directory}/libtensorflow_{name}.so.2") for name in ("framework", "cc")
+    )
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.argtypes, address.restype = (ctypes.py_object, ctypes.c_char_p), pointer
+    framework.TF_NewStatus.restype, framework.TF_Message.restype = pointer, ctypes.c_char_p
+    status = pointer(framework.TF_NewStatus())
+    size = ctypes.c_size_t(len(server))
+    tensorflow.TFE_EnableCollectiveOps(pointer(address(context, None)), server, size, status)
+    code, message = framework.TF_GetCode(status), framework.TF_Message(status).decode()
+    framework.TF_DeleteStatus(status)
+    if code:
+        raise errors_impl.exception_type_from_error_code(code)(None, None, message)
+
+
+def iterate(batches: Iterable[Any]) -> Iterator[Any]:
+    """Returns an iterator over distributed batches that releases its data at once.
+
+    TensorFlow's hands them to devices through datasets of its own, which do not take over the options.
+    """
+    from tensorflow.python.data.ops import multi_device_iterator_ops
+
+    create = multi_device_iterator_ops._create_device_dataset
+    multi_device_iterator_ops._create_device_dataset = lambda *given: without_autotuning(create(*given))
+    try:
+        return iter(batches)
+    finally:
+        multi_device_iterator_ops._create_device_dataset = create
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset without the autotuning thread, which sleeps for up to a minute at a time.
 
-    The destructor of an iterator waits until it wakes. Without it AUTOTUNE means one call for each core.
+    The destructor of an iterator waits until it wakes (tensorflow/core/framework/model.cc, `OptimizeLoop`).
+    Without it AUTOTUNE means one call for each core.
     """
     import tensorflow as tf
 
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def numpy_function(
+    function: Callable[..., Any], values: Sequence[tf.Tensor], types: Sequence[Any]
+) -> list[tf.Tensor]:
+    """Returns `tf.numpy_function` of a function or method that the caller keeps alive.
+
+    TensorFlow keeps it, and all that it refers to, until the process ends (script_ops.py).
+    """
+    import tensorflow as tf
+
+    reference: Any = weakref.WeakMethod if inspect.ismethod(function) else weakref.ref
+    held = reference(function)
+    results: list[tf.Tensor] = tf.numpy_function(lambda *arrays: held()(*arrays), values, types)
+    return results
 
 
 def check_peer(task: str, timeout_ms: int) -> None:

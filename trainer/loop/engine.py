@@ -53,7 +53,7 @@ def make_engine(
     loop = StepLoop(
         model,
         strategy,
-        iter(training.distribute(strategy, run.process, processes, at, sized=sized)),
+        training.distribute(strategy, run.process, processes, at, sized=sized),
         make_summation(settings, strategy, run.cluster),
         sized=sized,
         jit_compile=xla,

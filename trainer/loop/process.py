@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.peers import PeerConfig, Peers, abort_when_peer_ends, peer_config
+from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_compilation import describe_model_error
 from shardline.trainer.loop.parameter_server import run_server
 
@@ -102,8 +104,8 @@ def join_cluster(
     """Waits for the peers, which must have the same configuration, and creates the strategy with them."""
     peers = Peers(cluster)
     peers.handshake(settings.startup_timeout, own)
-    strategy = strategies.create(settings, cluster)
-    preemption.restore_handler()
+    with tensorflow_internals.hearing_sigterm():
+        strategy = strategies.create(settings, cluster)
     has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     with abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
@@ -122,6 +124,7 @@ def this_process(settings: Mapping[str, Any]) -> Process:
     requested = {name: settings[name] for name in STRATEGY_SETTINGS if name in settings}
     chosen = TrainSettings(dataset="", model="fit", **requested)
     if _process is not None:
+        gc.collect()  # the data of the call before, in cycles of references
         for name, value in requested.items():
             first = getattr(_process.settings, name)
             if name == "startup_timeout":  # all have started, with `shardline launch` before the program

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from shardline.trainer.keras_compat.keras_internals import (
 )
 from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share
 from shardline.trainer.keras_compat.replica_metrics import takes_whole_batches
-from shardline.trainer.keras_compat.tensorflow_internals import leak_iterator, seed_per_process
+from shardline.trainer.keras_compat.tensorflow_internals import iterate, seed_per_process
 
 #: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).
 Logs = dict[str, Any]
@@ -140,7 +140,7 @@ class StepLoop:
         self,
         model: keras.Model,
         strategy: tf.distribute.Strategy,
-        batches: Iterator[Any],
+        batches: Iterable[Any],
         summation: Summation,
         *,
         sized: bool = False,
@@ -159,7 +159,7 @@ class StepLoop:
         self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
         self._strategy = strategy
-        self._batches = leak_iterator(batches)
+        self._batches = iterate(batches)
         self._sized = sized
         self._losses = functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
@@ -282,7 +282,7 @@ class EvaluationLoop:
 
     def _prepare(self) -> None:
         if self._iterator is None:
-            self._iterator = leak_iterator(iter(self._batches))
+            self._iterator = iterate(self._batches)
             self._custom_logs = CustomStepMetrics(
                 self._model, self._model.test_step, self._strategy, self._iterator
             )
