@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.base.errors import RestartError
-from tests.helpers import custom_train_steps
+from tests.helpers import custom_train_steps, text_programs
 from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
@@ -112,6 +112,44 @@ def steps(out: Path, names: list[str]) -> dict[str, Any]:
     return {name: fit_program(name) for name in names}
 
 
+def by_keras_alone(out: Path, names: list[str]) -> dict[str, Any]:
+    """Trains programs on texts by Keras' own `fit`."""
+    found: dict[str, Any] = {}
+    for name in names:
+        program = text_programs.PROGRAMS[name]
+        history = program.make(True).fit(program.data(), epochs=3, shuffle=False, verbose=0)
+        found[name] = {"weights": summary(history.model), "history": history.history}
+    return found
+
+
+def texts(out: Path, names: list[str], communication: str = "auto") -> dict[str, Any]:
+    """Trains programs on texts as Keras does, several steps in a call."""
+    return {
+        name: text_program(name, True, steps_per_execution=4, communication=communication) for name in names
+    }
+
+
+def text_program(name: str, steady: bool, **options: Any) -> dict[str, Any]:
+    program = text_programs.PROGRAMS[name]
+    history = shardline.fit(
+        lambda: program.make(steady), program.data(), epochs=3, shuffle=False, verbose=0, **options
+    )
+    return {"weights": summary(history.model), "history": history.history}
+
+
+def killed_text(out: Path, name: str, kill: str = "") -> dict[str, Any]:
+    """Kills one task after step 8."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if kill == NAME and self.model.optimizer.iterations == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return text_program(
+        name, False, callbacks=[Kill()], checkpoint_dir=out / "checkpoints", checkpoint_steps=3
+    )
+
+
 def plain(out: Path) -> dict[str, Any]:
     history = shardline.fit(steady, arrays(), batch_size=16, epochs=1, shuffle=False, verbose=0)
     return {"weights": summary(history.model)}
@@ -137,6 +175,22 @@ def killed(out: Path, kill: str = "") -> dict[str, Any]:
         checkpoint_steps=3,
     )
     return {"weights": summary(history.model), "history": history.history}
+
+
+def lost(out: Path) -> dict[str, Any]:
+    """Trains again after the worker was killed."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if NAME == "worker-0":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    for callbacks in ([Kill()], []):
+        try:
+            shardline.fit(steady, arrays(), callbacks=callbacks, epochs=2, verbose=0)
+        except shardline.ShardlineError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+    raise SystemExit(1)
 
 
 def own_part(out: Path) -> dict[str, Any]:
@@ -244,9 +298,9 @@ class Failing(keras.callbacks.Callback):
 
 def main() -> None:
     case, out, *options = sys.argv[1:]
-    if TASK:
-        shardline.strategy()
     given = {name: json.loads(value) for name, value in (option.split("=", 1) for option in options)}
+    if TASK:
+        shardline.strategy(communication=given.get("communication", "auto"))
     try:
         found = CASES[case](Path(out), **given)
     except shardline.ShardlineError as error:
@@ -259,7 +313,23 @@ def main() -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    each.__name__: each for each in (all_kinds, losses, steps, plain, killed, own_part, callbacks, different)
+    each.__name__: each
+    for each in (
+        *(
+            all_kinds,
+            losses,
+            steps,
+            by_keras_alone,
+            texts,
+            killed_text,
+            plain,
+            killed,
+            lost,
+            own_part,
+            callbacks,
+            different,
+        ),
+    )
 }
 
 if __name__ == "__main__":

@@ -115,6 +115,15 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert run(tmp_path, "killed") == undisturbed
 
 
+def test_a_call_after_a_lost_replica_says_why_it_cannot_train(tmp_path: Path) -> None:
+    codes, outputs = finish(start(tmp_path, "lost"))
+    assert codes == [1, -signal.SIGKILL]
+    first, second = (line for line in outputs[0].splitlines() if line.startswith("RunError: "))
+    assert "lost worker-0" in first
+    assert "lost worker-0" in second
+    assert "start all processes again" in second
+
+
 def test_each_process_reads_a_part_of_its_own_of_a_function(tmp_path: Path) -> None:
     chief, worker = run(tmp_path, "own_part")
     assert chief["history"] == worker["history"]

@@ -144,3 +144,27 @@ def test_updates_wait_for_all_gradients():
     assert isinstance(applied[2], tf.IndexedSlices)
     for one in (applied[0], applied[2].values):
         assert {"Exp", "Sqrt"} <= {op.type for op in (one.op.inputs[0].op, *one.op.control_inputs)}
+
+
+@pytest.mark.parametrize(
+    ("indices", "same"),
+    [
+        (lambda words, table: tf.range(tf.shape(words)[1]), True),
+        (lambda words, table: tf.reshape(table, [-1]), True),
+        (lambda words, table: tf.reshape(words, [-1]), False),
+        (lambda words, table: tf.range(tf.reduce_max(words)), False),
+        (lambda words, table: tf.random.uniform([3], 0, 3, tf.int32), False),
+    ],
+    ids=["positions", "captured", "words", "of_values", "random"],
+)
+def test_it_is_known_which_rows_depend_on_the_examples(indices, same):
+    """Within a loop over batches, as steps are."""
+    table, found = tf.range(200), []
+    batches = iter(tf.data.Dataset.from_tensors(tf.ones([4, 3], tf.int32)).repeat())
+
+    def step(i):
+        found.append(tensorflow_internals.is_same_for_examples(indices(next(batches), table)))
+        return (i + 1,)
+
+    tf.function(lambda: tf.while_loop(lambda i: i < 2, step, [0]), autograph=False).get_concrete_function()
+    assert found == [same]

@@ -63,6 +63,29 @@ def test_all_processes_get_the_same_sum(size, count):
         np.testing.assert_array_equal(own, found[0])
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_rows_of_all_processes_are_joined_whatever_their_number(size):
+    """Also between two sums, and of types that no sum has; the first process has no rows."""
+
+    def own(rank):
+        rows = 50_000 * rank if rank == 1 else rank
+        return [np.full((rows, 3), rank, np.float16), np.arange(rows), np.full((1, 2), rank)]
+
+    def work(place, rank):
+        found = []
+        for _ in range(2):
+            place.sum(values(rank, 10))
+            found.append(place.gather(own(rank)))
+        return found
+
+    expected = [np.concatenate(arrays) for arrays in zip(*map(own, range(size)), strict=True)]
+    for calls in together(size, work):
+        for found in calls:
+            for array, wanted in zip(found, expected, strict=True):
+                assert array.dtype == wanted.dtype
+                np.testing.assert_array_equal(array, wanted)
+
+
 @pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [2, 3])
 def test_numbers_are_sent_without_a_copy(size, wire):

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -26,10 +26,11 @@ from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
-from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, numpy_function
-
-#: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
-Summation = Callable[[Gradients], Gradients]
+from shardline.trainer.keras_compat.tensorflow_internals import (
+    SumBuffers,
+    is_same_for_examples,
+    numpy_function,
+)
 
 # Smallest array, in numbers, that is sent without a copy; copying smaller ones costs less.
 _MIN_UNCOPIED = 1 << 14
@@ -140,13 +141,21 @@ def _announce(
 
 
 class TensorFlowSummation:
-    """Summation by the strategy's own collectives; float32 gradients are sent and added as type `wire`."""
+    """Summation by the strategy's own collectives; float32 gradients are sent and added as type `wire`.
+
+    Attributes:
+        single_steps: Whether it has been traced for sparse gradients, whose number of rows may not change
+            within a call (`CompleteInstanceFromInitializedIRec` in
+            tensorflow/core/common_runtime/collective_param_resolver_local.cc).
+    """
 
     def __init__(self, wire: tf.DType = tf.float32) -> None:
         self._wire = wire
+        self.single_steps = False
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
+        self.single_steps |= any(isinstance(each, tf.IndexedSlices) for each in gradients)
         sent = [tf.cast(each, self._wire) if _is_dense(each) else each for each in gradients]
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
         pairs = zip(summed, gradients, strict=True)
@@ -165,7 +174,12 @@ def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
 
 
 class RingSummation:
-    """Summation of float32 gradients over a ring of sockets, and of the few others through TensorFlow."""
+    """Summation of float32 gradients over a ring of sockets, and of the few others through TensorFlow.
+
+    Rows of sparse gradients are joined over the ring, as they are in one batch of all.
+    """
+
+    single_steps = False
 
     def __init__(self, ring: Ring, wire: tf.DType) -> None:
         self._ring = ring
@@ -174,16 +188,32 @@ class RingSummation:
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
-        dense = [gradient for gradient in gradients if _is_dense(gradient)]
-        rest = [gradient for gradient in gradients if not _is_dense(gradient)]
-        totals: list[Any] = self._through_ring(dense) if dense else []
-        others: list[Any] = []
-        if rest:
-            with tf.control_dependencies(totals):
-                own = [tf.identity(gradient) for gradient in rest]
-            others = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-        sums, other_sums = iter(totals), iter(others)
-        return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
+        kinds = [_is_dense(each) + 2 * isinstance(each, tf.IndexedSlices) for each in gradients]
+        others, dense, sparse = (
+            [gradient for gradient, kind in zip(gradients, kinds, strict=True) if kind == wanted]
+            for wanted in range(3)
+        )
+        sums: list[Any] = [[], self._through_ring(dense) if dense else [], []]
+        with tf.control_dependencies(sums[1]):
+            if sparse:
+                sums[2] = self._gather(sparse)
+            if others:
+                own = [tf.identity(gradient) for gradient in others]
+                sums[0] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        by_kind = list(map(iter, sums))
+        return [next(by_kind[kind]) for kind in kinds]
+
+    def _gather(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        own = [part for each in slices for part in (each.values, each.indices)]
+        gathered = numpy_function(self._join, own, [part.dtype for part in own])
+        parts = [
+            tf.ensure_shape(all_, [None, *one.shape[1:]]) for all_, one in zip(gathered, own, strict=True)
+        ]
+        pairs = zip(parts[::2], parts[1::2], slices, strict=True)
+        return [tf.IndexedSlices(values, indices, each.dense_shape) for values, indices, each in pairs]
+
+    def _join(self, *arrays: Numbers) -> list[Numbers]:
+        return self._ring.gather(arrays)
 
     def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         sums = numpy_function(self._sum, values, [tf.float32] * len(values))
@@ -199,6 +229,11 @@ class RingSummation:
                 uncopied.append(((view.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
         self._ring.sum(flat, self._wire, uncopied)
         return views
+
+
+#: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
+#: Rows of sparse gradients are joined.
+Summation: TypeAlias = TensorFlowSummation | RingSummation
 
 
 class GradientExchange:
@@ -250,6 +285,8 @@ class GradientExchange:
         if not optimizer.built and variables is not None:
             # An optimizer that only train_step knows: variables are created outside the replicas.
             tf.distribute.get_replica_context().merge_call(build)
+        if self._replicas > 1:
+            gradients = list(map(_as_in_one_batch, gradients))
         share = getattr(self._local, "share", None)
         if share is None or self._replicas == 1:
             return gradients
@@ -273,6 +310,15 @@ class GradientExchange:
                 keras_internals.exchange_before_clipping(inner, self._sum)
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 keras_internals.agree_on_finite(optimizer, self._replicas)
+
+
+def _as_in_one_batch(gradient: Any) -> Any:
+    """Makes the gradient of embedded positions dense, of which one replica's batch has one row for each.
+
+    The rows of all replicas would be one too many: Keras squares each, where Adam should square their sum.
+    """
+    same = isinstance(gradient, tf.IndexedSlices) and is_same_for_examples(gradient.indices)
+    return tf.convert_to_tensor(gradient) if same else gradient
 
 
 def _on_values(

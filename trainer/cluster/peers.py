@@ -170,6 +170,8 @@ class Peers:
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
         self._others = cluster.others
+        #: Error of the peer that was lost, without which TensorFlow exchanges nothing in this process.
+        self.lost: RunError | None = None
 
     def handshake(self, startup_timeout: float, own: PeerConfig | None = None) -> None:
         """Waits until all peers are up and compares configurations; called before the strategy is created.
@@ -250,7 +252,8 @@ class Peers:
         if lost:
             self._tell(_no_answer(lost))
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
-        return RunError(f"lost {names}: it has ended or hangs; see its own log")
+        self.lost = RunError(f"lost {names}: it has ended or hangs; see its own log")
+        return self.lost
 
     def _tell(self, message: str) -> None:
         """Tells all peers that one is lost; the chief's task, which checks all of them."""

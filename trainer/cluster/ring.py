@@ -1,4 +1,4 @@
-"""Ring all-reduce: sums of large arrays over the processes of a cluster, through plain sockets.
+"""Ring: sums of large arrays over the processes of a cluster, and rows of all, through plain sockets.
 
 TensorFlow's own collective moves bytes through gRPC, at about a quarter of the speed of a socket, and uses
 the cores that train. Here each process sends to the next one and receives from the previous one:
@@ -124,6 +124,34 @@ class Ring:
                 sent = [parts[out] if exact else packed[: parts[out].size]]
                 self._exchange(b"", sent, self._incoming(parts[into], other))
                 packed, other = other, packed
+
+    def gather(self, arrays: Sequence[Numbers]) -> list[Numbers]:
+        """Returns each array with the rows of all processes, by rank; the numbers of rows may differ.
+
+        Arrays are contiguous, and of the same types and shapes but for the rows on all processes.
+        """
+        with self._lock:
+            self._calls += 1
+            rows = np.zeros((self._size, len(arrays)), np.int64)
+            rows[self._rank] = [len(array) for array in arrays]
+            self._forward(list(rows), _HEADER.pack(self._calls, rows.size))
+            gathered = []
+            for array, counts in zip(arrays, rows.T, strict=True):
+                whole = np.empty((int(counts.sum()), *array.shape[1:]), array.dtype)
+                parts = np.split(whole, counts.cumsum()[:-1])
+                parts[self._rank][...] = array
+                self._forward(parts)
+                gathered.append(whole)
+            return gathered
+
+    def _forward(self, parts: Sequence[Numbers], header: bytes = b"") -> None:
+        """Sends this process's part to all others, and fills theirs in."""
+        flat = [part.reshape(-1).view(np.uint8) for part in parts]
+        for step in range(self._size - 1):
+            out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
+            incoming = self._incoming(flat[into], flat[into][:0])
+            self._exchange(header, [flat[out]], itertools.chain(self._check_header(header), incoming))
+            header = b""
 
     def close(self) -> None:
         """Closes the connections."""

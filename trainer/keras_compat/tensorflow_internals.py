@@ -370,6 +370,31 @@ def branch(
     tf.distribute.get_replica_context().merge_call(across, args=(predicate, *args))
 
 
+# Ops on whose results the numbers in a batch have no influence.
+_SHAPES = ("Const", "Shape", "ShapeN", "Size", "Rank")
+
+
+def is_same_for_examples(tensor: tf.Tensor) -> bool:
+    """Whether a tensor of a graph is computed from constants and shapes, such as a range of positions."""
+    captured = {id(inside): outside for outside, inside in tensor.graph.captures}
+    found, seen = [tensor], set()
+    while found:
+        if id(each := found.pop()) in seen:
+            continue
+        seen.add(id(each))
+        if id(each) in captured:
+            outside = captured[id(each)]
+            if outside.dtype.name == "resource" or not (
+                hasattr(outside, "numpy") or is_same_for_examples(outside)
+            ):
+                return False
+        elif each.op.type not in _SHAPES:
+            if not each.op.inputs or each.op.op_def.is_stateful:
+                return False
+            found.extend(each.op.inputs)
+    return True
+
+
 def is_seeded() -> bool:
     """Whether the program has set the global seed, which TensorFlow does not expose."""
     from tensorflow.python.eager import context

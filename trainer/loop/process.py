@@ -133,6 +133,8 @@ def this_process(settings: Mapping[str, Any]) -> Process:
                 raise SettingsError(
                     f"{name} is {value!r}, but the first call, which creates the strategy, had {first!r}"
                 )
+        if lost := _process.peers.lost:
+            raise RunError(f"an earlier call has {lost}; end this program, and start all processes again")
         return _process
     cluster = read_cluster(os.environ)
     preemption.handle_sigterm()

@@ -8,7 +8,6 @@ calls it through `strategy.run`, some steps at a time. Everything that reads a m
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ Logs = dict[str, Any]
 #: Shapes of metrics by name; () for a number.
 Shapes = dict[str, tuple[int, ...]]
 
-# Runs steps of equal size; returns the wait, the first step that is not finite, and the metrics.
+# Runs steps of some sizes; returns the wait, the first step that is not finite, and the metrics.
 _Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
@@ -165,6 +164,7 @@ class StepLoop:
         self._jit_compile = jit_compile
         self._single = strategy.num_replicas_in_sync > 1 and takes_whole_batches(model)
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
+        self._summation = summation
         self._exchange = GradientExchange(model, summation)
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
@@ -184,23 +184,16 @@ class StepLoop:
         return flat_logs(self._read)
 
     def train(self, sizes: Sequence[int]) -> StepsResult:
-        """Trains one step for each of `sizes`, the examples of that step over all replicas.
-
-        A step of another size, the last of an epoch, has a call of its own: within one, TensorFlow gathers
-        sparse gradients in the shape of the first step only (`CompleteInstanceFromInitializedIRec` in
-        tensorflow/core/common_runtime/collective_param_resolver_local.cc).
-        """
-        waited, done, first = 0.0, 0, len(sizes)
+        """Trains one step for each of `sizes`, the examples of that step over all replicas."""
         steps = self._steps = self._steps or self._trace()
-        equal = (
-            [[size] for size in sizes] if self._single else [list(own) for _, own in itertools.groupby(sizes)]
-        )
-        for group in equal:
-            call = tf.constant(group, tf.float32)
+        count = 1 if self._single or self._summation.single_steps else len(sizes)
+        waited, first = 0.0, len(sizes)
+        for done in range(0, len(sizes), count):
+            call = tf.constant(sizes[done : done + count], tf.float32)
             seconds, diverged, self._read = steps(self._batches, call)
-            if (step := int(diverged.numpy())) < len(call):
+            if (step := int(diverged.numpy())) < count:
                 first = min(first, done + step)
-            waited, done = waited + float(seconds.numpy()), done + len(call)
+            waited += float(seconds.numpy())
         return StepsResult(waited, first if first < len(sizes) else None)
 
     def _trace(self) -> _Steps:
