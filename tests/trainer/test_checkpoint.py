@@ -66,6 +66,12 @@ def test_checkpoints_are_read_back_and_the_oldest_are_removed(tmp_path):
     )
 
 
+def test_a_directory_with_the_name_of_a_pattern_is_resumed_from(tmp_path):
+    directory = tmp_path / "run [1] *"
+
+    same(save(directory, 5).restore(), snapshot(5))
+
+
 def test_only_the_chief_writes(tmp_path):
     reader = save(tmp_path, 5, write=False)
     assert os.listdir(tmp_path) == []

@@ -149,6 +149,16 @@ def lock(descriptor: int, *, shared: bool = False, optional: bool = False) -> bo
     return True
 
 
+@contextlib.contextmanager
+def plain_name(directory: Path) -> Iterator[str]:
+    """Yields a name of an existing directory without characters that mean something in patterns."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -123,9 +123,10 @@ class Checkpoints:
         path = self._path(steps)
         try:
             os.stat(f"{path}{_INDEX}")  # TensorFlow's search for it takes any failure for its absence
-            reader = tf.train.load_checkpoint(str(path))
-            names = reader.get_variable_to_shape_map()
-            arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
+            with files.plain_name(self._directory) as directory:  # and [ or * in its name for a pattern
+                reader = tf.train.load_checkpoint(f"{directory}/{path.name}")
+                names = reader.get_variable_to_shape_map()
+                arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
             content = json.loads(arrays.pop(_HOST).item())
             position, dataset, host = Position(**content["position"]), content["dataset"], content["host"]
         except _READ_ERRORS as error:
