@@ -55,7 +55,15 @@ def test_a_step_on_one_node_is_a_cluster_on_loopback():
     assert read_cluster(step(0, "n1", "2", 2)).is_chief
 
 
+def mpi(rank, size, local, hosts=""):
+    """Variables that mpirun of Open MPI 4.1 sets."""
+    counts = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": local}
+    variables = {f"OMPI_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
+    return {**variables, "PMIX_NAMESPACE": "646184961", "SHARDLINE_HOSTS": hosts}
+
+
 SBATCH = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
+TWO_POOLS = '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}'
 ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}'
 
 
@@ -68,19 +76,20 @@ ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpoo
         {**step(0, "n1", "1", 1), "SLURM_NTASKS": "4"},  # a step of one task in an allocation for four
         {**step(0, "n1", "1", 1), "PMIX_RANK": "0", "WORLD_SIZE": "1"},  # srun --mpi=pmix
         {**step(), "CLUSTER_SPEC": "{}"},  # the only replica of a job
-        {
-            **SBATCH,
-            "WORLD_SIZE": "4",
-            "CLUSTER_SPEC": ONE_REPLICA,
-        },  # as `launch` starts it, whatever is around it
+        # as `launch` starts it, whatever is around it
+        {**SBATCH, "WORLD_SIZE": "4", "CLUSTER_SPEC": ONE_REPLICA},
         {**SBATCH, "SHARDLINE_HOSTS": "localhost"},
+        {**mpi(0, 1, 1), **SBATCH},  # mpirun -n 1 in an allocation for three
+        {**SBATCH, "WORLD_SIZE": "1"},
+        {**step(), "RAY_JOB_ID": "1"},  # a task of Ray, whose nodes are tasks of Slurm, or replicas of a job
+        {"CLUSTER_SPEC": TWO_POOLS, "RAY_JOB_ID": "1"},
         {"SHARDLINE_HOSTS": "n1"},
         {"RANK": "3"},  # of anything
         {"WORLD_SIZE": "large"},
         {**step(), "SHARDLINE_HOSTS": "localhost"},  # tasks that are asked to train alone
         {"JOB_COMPLETION_INDEX": "0", "SHARDLINE_HOSTS": "localhost"},
         {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "t-0", "SHARDLINE_HOSTS": "t-0.t"},
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        mpi(0, 1, 1),
     ],
 )
 def test_one_task_is_one_process(variables):
@@ -133,13 +142,6 @@ LEFTOVER, PAIR = (
 )
 
 
-def mpi(rank, size, local, hosts=""):
-    """Variables that mpirun of Open MPI 4.1 sets."""
-    counts = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": local}
-    variables = {f"OMPI_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
-    return {**variables, "PMIX_NAMESPACE": "646184961", "SHARDLINE_HOSTS": hosts}
-
-
 def torch(size):
     """Variables that torchrun sets."""
     return {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "29500"}
@@ -187,10 +189,7 @@ def test_other_launchers(variables, name, hosts, origin):
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK is '1'"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE is '2'"),  # MPICH, Intel MPI
         ({"PMIX_RANK": "0"}, "PMIX_RANK is '0'"),  # which tells no number
-        (
-            {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}'},
-            "TF_CONFIG, with the",
-        ),
+        ({"CLUSTER_SPEC": TWO_POOLS}, "TF_CONFIG, with the"),
         ({**SBATCH, "TF_CONFIG": "{}"}, "SLURM_NTASKS"),  # none, as in TensorFlow
         # a TF_CONFIG of one host, left over in an image
         ({**LEFTOVER, **SBATCH}, "SLURM_NTASKS is '3', so there are several tasks, but TF_CONFIG has 1"),

@@ -138,15 +138,17 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
     text = environ.get("TF_CONFIG", "").strip()
     secret = environ.get(SECRET_VARIABLE, "")
     config = files.parse_json(text or "{}", "TF_CONFIG", ClusterError)
-    # What starts replicas within the tasks of another launcher: a custom job sets CLUSTER_SPEC in each, and
-    # TF_CONFIG where there are several; Ray sets this.
-    is_inner = bool(environ.get("CLUSTER_SPEC") or environ.get("RAY_JOB_ID"))
+    # Ray, and a custom job, start replicas within the tasks of another launcher. A custom job sets
+    # CLUSTER_SPEC in each, and TF_CONFIG where there are several.
+    is_ray = "RAY_JOB_ID" in environ
+    is_inner = is_ray or bool(environ.get("CLUSTER_SPEC"))
     if config == {}:  # as in TensorFlow
-        if _pools(environ).get("workerpool1") and environ.get(HOSTS_VARIABLE) != "localhost":
+        is_alone = is_ray or environ.get(HOSTS_VARIABLE) == "localhost"
+        if _pools(environ).get("workerpool1") and not is_alone:
             raise ClusterError(
                 "CLUSTER_SPEC has workers, but TF_CONFIG, with the addresses of all, is not set"
             )
-        found = None if environ.get("CLUSTER_SPEC") else find_tasks(environ)
+        found = None if is_inner else find_tasks(environ)
         if found is None:
             return ClusterConfig()
         return ClusterConfig("worker", found.rank, found.hosts, (), False, secret, found.origin)

@@ -105,10 +105,11 @@ def _started(environ: Mapping[str, str]) -> Iterator[tuple[str, int, bool]]:
             yield rank, numbers[rank] + 1, False
     if environ.get(HOSTS_VARIABLE):
         yield HOSTS_VARIABLE, len(expand_hosts(environ, HOSTS_VARIABLE)), True
-    if _STEP not in environ and _ALLOCATION in numbers:  # which may hold many steps
-        yield _ALLOCATION, numbers[_ALLOCATION], False
-    if "PMIX_RANK" in environ and not any(size in numbers for size, _ in _SIZES):  # PMIx has none
-        yield "PMIX_RANK", 2, False
+    if not any(size in numbers for size, _ in _SIZES):
+        if _ALLOCATION in numbers:  # which may hold many steps
+            yield _ALLOCATION, numbers[_ALLOCATION], False
+        if "PMIX_RANK" in environ:  # PMIx sets no number
+            yield "PMIX_RANK", 2, False
 
 
 def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
