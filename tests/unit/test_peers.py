@@ -235,6 +235,20 @@ def test_a_lost_peer_that_still_accepts_connections_is_named(monkeypatch):
     assert str(error).startswith("lost chief-0 (127.0.0.1:")
 
 
+def test_of_tasks_that_pass_an_error_on_none_is_named():
+    chief, *_, last = clusters(ports := free_ports(4))
+    passed_on = (
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:{}:\n:UNKNOWN\n"
+    )
+    text = "Collective ops is aborted by: recvmsg:Connection reset by peer\n" + "".join(
+        map(passed_on.format, (0, 1))
+    )
+
+    for cluster in (chief, last):
+        error = Peers(cluster).explain(tf.errors.UnavailableError(None, None, text))
+        assert str(error).startswith(f"lost worker-0 (127.0.0.1:{ports[1]}):")
+
+
 def late(task, timeout_ms):
     raise tf.errors.DeadlineExceededError(None, None, "late")
 
@@ -243,7 +257,6 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     """Silent once in each of two waits, an hour apart: between them it must have answered."""
     now = 5.0
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(peers, "refuses_connections", lambda address: False)
     monkeypatch.setattr(peers, "check_peer", late)
     chief, _ = clusters(free_ports(2))
     health = Health(chief, peer_timeout=60.0)
@@ -255,6 +268,16 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     now = 3661.0 + 5.0
     with pytest.raises(LostPeerError, match="no answer from /job:worker/replica:0/task:0"):
         health.check(began=3600.0)
+
+
+def test_a_worker_that_waits_asks_the_other_workers_too(monkeypatch):
+    """One that hangs is known by its silence alone, and all must name it."""
+    asked = []
+    monkeypatch.setattr(peers, "check_peer", lambda task, timeout_ms: asked.append(task))
+    _, worker, _ = clusters(free_ports(3))
+    Health(worker, peer_timeout=60.0).check(began=0.0)
+
+    assert asked == ["/job:chief/replica:0/task:0", "/job:worker/replica:0/task:1"]
 
 
 class Listener:

@@ -66,11 +66,6 @@ class Preemption:
         os.close(self._reader)
         os.close(self._writer)
 
-    def reset(self) -> None:
-        """Lets SIGTERM end this process, a fork of the one that waits, as by default."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._set_wakeup(-1)
-
     def _set_wakeup(self, descriptor: int) -> None:
         before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
         if before not in (-1, self._writer):  # asyncio's
@@ -130,7 +125,8 @@ def _reset_forked_processes() -> None:
         global current
         own = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if isinstance(own, Preemption):
-            own.reset()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            own._set_wakeup(-1)
         current = None
         unblock()
 

@@ -240,10 +240,12 @@ class Peers:
         aborted = isinstance(error, tf.errors.OpError) and any(marker in text for marker in markers)
         if not self._others or not (aborted or isinstance(error, _PEER_ERRORS)):
             return None
-        named = [f"{kind}-{index}" for kind, index in _TASK.findall(text)]
-        if "CoordinationService/" in text:  # the first task did not answer a call
-            named.append(next(iter(self._cluster.addresses)))
-        lost = [name for name in dict.fromkeys(named) if name in self._others]
+        lines = (map("-".join, _TASK.findall(line)) for line in text.splitlines())
+        named = ([name for name in dict.fromkeys(names) if name in self._others] for names in lines)
+        # The first line with tasks has the lost ones, the next ones those that have passed the error on.
+        lost = next(filter(None, named), [])
+        if not lost and "CoordinationService/" in text:  # the first task did not answer a call
+            lost = [name for name in list(self._cluster.addresses)[:1] if name in self._others]
         deadline = time.monotonic() + _EXIT_S
         # A killed process closes its sockets one after another.
         while not lost and time.monotonic() < deadline:
@@ -290,15 +292,6 @@ def _listed(peers: dict[str, str]) -> str:
     return ", ".join(f"{name} ({address})" for name, address in peers.items())
 
 
-def _watched(cluster: ClusterConfig) -> dict[str, str]:
-    """Returns the peers that this process checks: the chief checks all and tells them, all check the chief.
-
-    N processes then make 2 (N - 1) checks at a time, and not N (N - 1).
-    """
-    chief = next(iter(cluster.addresses), "")
-    return cluster.others if cluster.name == chief else dict(list(cluster.addresses.items())[:1])
-
-
 # The message of the first loss that this process has noticed.
 _noticed: list[str] = []
 
@@ -307,9 +300,11 @@ _noticed: list[str] = []
 def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
     """Watches, in a thread, for a peer that has ended, and then aborts TensorFlow's collectives.
 
-    `Peers.explain` turns that into an error. TensorFlow itself handles silent peers.
+    `Peers.explain` turns that into an error. TensorFlow itself handles silent peers. The chief's task checks
+    all and tells them, the others check it: N processes make 2 (N - 1) checks at a time, not N (N - 1).
     """
-    watched, over, tell = _watched(cluster), threading.Event(), Peers(cluster)._tell
+    first, over, tell = dict(list(cluster.addresses.items())[:1]), threading.Event(), Peers(cluster)._tell
+    watched = cluster.others if cluster.name in first else first
     _noticed.clear()
 
     def watch() -> None:
@@ -334,7 +329,7 @@ class Health:
     """Health checks of the peers for a process that waits for their data."""
 
     def __init__(self, cluster: ClusterConfig, peer_timeout: float) -> None:
-        self._watched = _watched(cluster)
+        self._others = tuple(cluster.others)
         self._timeout = peer_timeout
         self._silent: dict[str, float] = {}
 
@@ -347,7 +342,8 @@ class Health:
             raise LostPeerError(_noticed[0])
         # Silence in an earlier wait does not count.
         self._silent = {name: since for name, since in self._silent.items() if since >= began}
-        for name in self._watched:
+        # All, as a peer that hangs still accepts connections; TensorFlow's own stay open.
+        for name in self._others:
             message = _no_answer([name])
             try:
                 check_peer(_task_path(name), 1000)  # milliseconds to answer
