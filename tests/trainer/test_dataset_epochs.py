@@ -71,6 +71,7 @@ DATASETS = {
     "shuffled, cached": lambda: shuffled().cache().batch(SIZE),
     "shuffled, cached, shuffled": lambda: shuffled().cache().shuffle(10, seed=5).batch(SIZE).prefetch(2),
     "repeated": lambda: shuffled(12).repeat(2).batch(SIZE),
+    "twice, repeated": lambda: shuffled(12).shuffle(5, seed=4).repeat(2).batch(SIZE),
     "interleaved": lambda: tf.data.Dataset.range(6).interleave(in_bodies, cycle_length=3).batch(SIZE),
     "generated": lambda: generated().shuffle(10, seed=3).batch(SIZE),
     "table": looked_up,

@@ -538,6 +538,8 @@ def elements(data: tf.data.Dataset, first: int, count: int, watch: Watch) -> tf.
     Unlike `skip` and `take` it reads no others where batches, maps, repetitions and the like are at the end
     of the dataset, nor ahead of the last one. What has to be read again, such as a shuffle, calls `watch`.
     """
+    import tensorflow as tf
+
     inputs: list[Any] = getattr(data, "_inputs", list)()
     kind = type(data).__name__
     if not first and count < 0:
@@ -560,7 +562,7 @@ def elements(data: tf.data.Dataset, first: int, count: int, watch: Watch) -> tf.
             begun = elements(inputs[0], rest, -1, watch)
             others = inputs[0].repeat(max(left - 1, -1))
             if left == 1:  # at its end a repetition begins its input once more
-                others = after_epochs(inputs[0], 1, inputs[0].take(0), watch)
+                others = tf.data.Dataset.choose_from_datasets([inputs[0]], tf.data.Dataset.range(0))
             return after_epochs(inputs[0], times, begun.concatenate(others), watch).take(count)
     return (_watched(data, first, watch).skip(first) if first else data).take(count)
 
