@@ -7,8 +7,12 @@ import logging
 import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -266,6 +270,42 @@ def test_what_changes_and_cannot_be_kept_is_named_once(tmp_path):
 
     assert states.lost == {"Losing.tracker", "Losing.trackers", "Losing.generator"}
     assert host == {"Losing/0": {}}  # the model's weights are kept with the model
+
+
+class Pair(NamedTuple):
+    best: float
+
+
+class Sums(dict):
+    """A dict of the program's own."""
+
+
+class Phase(Enum):
+    """Constants of a program."""
+
+    WARM, FULL = 1, 2
+
+
+UNKNOWN = [
+    (bytearray(b"a"), bytearray(b"ab")),
+    (date(2026, 11, 28), date(2026, 11, 29)),
+    (Decimal("0.1"), Decimal("0.2")),
+    (Pair(1.0), Pair(2.0)),
+    (Sums(a=1), Sums(a=2)),
+    (Phase.WARM, Phase.FULL),
+    (SimpleNamespace(best=1), SimpleNamespace(best=2)),
+]
+
+
+@pytest.mark.parametrize(("begun", "trained"), UNKNOWN, ids=lambda value: type(value).__name__)
+def test_values_of_other_kinds_are_named_when_they_change(begun, trained):
+    callback = Holder(begun)
+    states = CallbackStates([callback])
+    states.capture()
+    assert states.lost == set()
+    callback.value = trained
+    states.capture()
+    assert states.lost == {"Holder.value"}
 
 
 def built_in(tmp_path):

@@ -60,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return files.read_json(path, SettingsError) if path.exists() else {}
     except SettingsError as error:
-        raise SettingsError(f"{error}; choose another directory or delete it") from None
+        raise SettingsError(f"{error}; choose another directory, or delete this file to continue") from None
 
 
 def _check_same_run(

@@ -7,8 +7,9 @@ import hashlib
 import json
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,56 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-_SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
-_MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
-# Types with a form in JSON: the type, to JSON, and from it.
-_SIMPLE: Mapping[str, tuple[type, Any, Any]] = {
-    "bytes": (bytes, lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
-    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
-    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
-    "timedelta": (
-        timedelta,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda parts: timedelta(*parts),
-    ),
-    "path": (type(Path()), str, Path),
+
+def _in_order(values: Collection[Any]) -> list[Any]:
+    return sorted(values, key=repr)  # the same on every process, whatever its hash seed
+
+
+def _generator(state: Mapping[str, Any]) -> np.random.Generator:
+    generator = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    generator.bit_generator.state = state
+    return generator
+
+
+def _factory_name(value: defaultdict[Any, Any]) -> str:
+    return getattr(value.default_factory, "__name__", "")
+
+
+def _default_dict(factory: str, items: Mapping[Any, Any]) -> defaultdict[Any, Any]:
+    known = getattr(builtins, factory, None)
+    return defaultdict(known if isinstance(known, type) else None, items)  # a file names no function to call
+
+
+# Kinds of values by name: the type, its parts, which are encoded in turn, and the value of a list of parts.
+_KINDS: Mapping[str, tuple[type, Any, Any]] = {
+    "list": (list, list, list),
+    "tuple": (tuple, list, tuple),
+    "set": (set, _in_order, set),
+    "frozenset": (frozenset, _in_order, frozenset),
+    "deque": (deque, lambda v: [v.maxlen, *v], lambda p: deque(p[1:], p[0])),
+    "defaultdict": (defaultdict, lambda v: [_factory_name(v), dict(v)], lambda p: _default_dict(*p)),
+    "bytes": (bytes, lambda v: [v.decode("latin-1")], lambda p: p[0].encode("latin-1")),
+    "complex": (complex, lambda v: [v.real, v.imag], lambda p: complex(*p)),
+    "datetime": (datetime, lambda v: [v.isoformat()], lambda p: datetime.fromisoformat(*p)),
+    "timedelta": (timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda p: timedelta(*p)),
+    "path": (type(Path()), lambda v: [str(v)], lambda p: Path(*p)),
+    "generator": (np.random.Generator, lambda v: [v.bit_generator.state], lambda p: _generator(*p)),
 }
+_NAMES = {kind: name for name, (kind, _, _) in _KINDS.items()}
+_MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 _VARIABLES = (keras.Variable, tf.Variable)
 # Of the standard library and of installed packages, these modules hold what a program counts and collects.
-_STATE_MODULES = ("array", "collections", "numpy", "pandas", "random")
+_STATE_MODULES = (
+    "array",
+    "builtins",
+    "collections",
+    "datetime",
+    "decimal",
+    "numpy",
+    "pandas",
+    "random",
+    "types",
+)
 # What is deeper in an object is not looked at, nor are larger arrays.
 _MAX_DEPTH, _MAX_BYTES = 8, 1 << 24
 
@@ -62,29 +96,13 @@ class Encoder:
         if is_own and id(value) not in self._known:
             is_keras = isinstance(value, keras.Variable)
             return {"variable": [is_keras, self.encode(value.numpy(), path)]}
-        if kind in _SEQUENCES.values():
-            # The same on every process, whatever its hash seed.
-            items = sorted(value, key=repr) if kind in (set, frozenset) else value
-            return {kind.__name__: [self.encode(v, f"{path}/{i:04d}") for i, v in enumerate(items)]}
+        if kind in _NAMES:
+            parts = _KINDS[_NAMES[kind]][1](value)
+            return {_NAMES[kind]: [self.encode(part, f"{path}/{i:04d}") for i, part in enumerate(parts)]}
         if kind in _MAPPINGS.values():
             numbered = ((f"{path}/{i:04d}", k, v) for i, (k, v) in enumerate(value.items()))
             pairs = [[self.encode(k, f"{at}/key"), self.encode(v, at)] for at, k, v in numbered]
             return {kind.__name__: pairs}
-        if kind is np.random.Generator:
-            state = value.bit_generator.state
-            return {"generator": [state["bit_generator"], self.encode(state, path)]}
-        if kind is deque:
-            return {"deque": [value.maxlen, self.encode(list(value), path)]}
-        if kind is defaultdict:
-            return {
-                "defaultdict": [
-                    getattr(value.default_factory, "__name__", ""),
-                    self.encode(dict(value), path),
-                ]
-            }
-        for name, (known, to_json, _) in _SIMPLE.items():
-            if kind is known:
-                return {name: to_json(value)}
         return self._encode_other(value, path)
 
     def _encode_array(self, value: Any, path: str) -> Any:
@@ -110,14 +128,15 @@ class _Describer(Encoder):
     """Encodes what cannot be kept, too, by what a program has put into it."""
 
     def _encode_other(self, value: Any, path: str) -> Any:
-        kind = type(value)
+        name = type(value).__qualname__
         if not _may_hold_state(value) or path.count("/") > _MAX_DEPTH:
-            return {"is": kind.__qualname__}
+            return {"is": name}
         try:
-            state = value.__getstate__()
+            parts = value.__reduce_ex__(4)[1:]  # what a copy of it is made of
+            state = [list(part) if isinstance(part, Iterator) else part for part in parts]
         except Exception:  # the user's code runs here and may raise anything
-            return {"is": kind.__qualname__}
-        return {"state": [kind.__qualname__, self.encode(state, f"{path}/state")]}
+            return {"is": name}
+        return {"state": [name, self.encode(state, f"{path}/state")]}
 
 
 def describe(value: Any, known: Collection[int]) -> str:
@@ -153,13 +172,13 @@ def decode(value: Any, arrays: Mapping[str, npt.NDArray[Any]], now: Any = None) 
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
-    if kind in _SIMPLE:
-        return _SIMPLE[kind][2](content)
-    if kind in _SEQUENCES:
-        present = list(now) if isinstance(now, (list, tuple)) else []
-        present += [None] * (len(content) - len(present))
-        items = (decode(item, arrays, old) for item, old in zip(content, present, strict=False))
-        return _SEQUENCES[kind](items)
+    if kind in _KINDS:
+        type_, parts_of, value_of = _KINDS[kind]
+        present = chain(parts_of(now) if type(now) is type_ else (), repeat(None))
+        result = value_of([decode(part, arrays, old) for part, old in zip(content, present, strict=False)])
+        if isinstance(now, defaultdict) and isinstance(result, defaultdict):
+            result.default_factory = now.default_factory
+        return result
     if kind in _MAPPINGS:
         by_key = now if isinstance(now, Mapping) else {}
         pairs = ((decode(k, arrays), v) for k, v in content)
@@ -174,22 +193,11 @@ def _decode_special(kind: str, content: Any, arrays: Mapping[str, npt.NDArray[An
         dtype, shape, name = content
         return np.array(np.ndarray(shape, dtype, np.asarray(arrays[name]).tobytes()))[()]
     first, inner = content
-    if kind == "defaultdict":
-        known = getattr(builtins, first, None)
-        kept = known if isinstance(known, type) else None  # a file names no function to call
-        factory = now.default_factory if isinstance(now, defaultdict) else kept
-        return defaultdict(factory, decode(inner, arrays, now))
     inner = decode(inner, arrays)
-    if kind == "deque":
-        return deque(inner, first)
     if kind == "objects":
         array = np.empty(len(inner), object)
         array[:] = inner
         return array.reshape(first)
-    if kind == "generator":
-        generator = np.random.Generator(getattr(np.random, first)())
-        generator.bit_generator.state = inner
-        return generator
     if kind == "tensor":
         return tf.constant(inner, first)
     if isinstance(now, _VARIABLES):
