@@ -22,14 +22,8 @@ from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
-from shardline.trainer.keras_compat.tensorflow_internals import (
-    Watch,
-    elements,
-    numpy_function,
-    without_autotuning,
-    without_prefetch,
-    without_repeat,
-)
+from shardline.trainer.keras_compat.datasets import Watch, elements, without_prefetch, without_repeat
+from shardline.trainer.keras_compat.tensorflow_internals import numpy_function, without_autotuning
 
 _PREFETCH_BATCHES = 2
 # Cardinality of an infinite dataset; more epochs than are ever trained.

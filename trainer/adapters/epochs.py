@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.keras_compat.tensorflow_internals import (
+from shardline.trainer.keras_compat.datasets import (
     Watch,
     after_epochs,
     bodies,

@@ -14,10 +14,10 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.keras_compat.replica_metrics import inexact_metrics
-from shardline.trainer.keras_compat.tensorflow_internals import stateful_ops
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.run import TrainingRun
