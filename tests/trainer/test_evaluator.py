@@ -1,6 +1,8 @@
 """The evaluator: each checkpoint's exact result, the best model, and when it ends."""
 
+import errno
 import json
+import os
 import types
 
 import keras
@@ -9,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
@@ -210,6 +212,21 @@ def test_a_checkpoint_that_cannot_be_read_now_is_evaluated_later(world, monkeypa
         world.run(world.evaluator())
     assert world.evaluations.steps() == [3]
     assert len([text for text in world.said if "not now" in text]) == 1
+
+
+def test_results_that_cannot_be_listed_are_not_missing(tmp_path, monkeypatch):
+    """Without them, a worse model would replace the best."""
+    results = Evaluations(tmp_path)
+    results.write(Position(1, 0, 4), {"val_loss": 0.5})
+    assert results.steps() == [4]
+
+    def refuse(*args):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(RunError, match="cannot list"):
+        results.steps()
 
 
 def test_an_evaluator_ends_when_its_chief_is_gone(world):

@@ -159,6 +159,17 @@ def plain_name(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
+def names(directory: Path) -> list[str]:
+    """Returns the names in a directory, none where there is none; RunError where it cannot be listed."""
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        reason = f"{error.strerror}; nothing was removed: start the run again"
+        raise RunError(f"cannot list {directory}: {reason}") from error
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

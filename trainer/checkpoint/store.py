@@ -105,15 +105,10 @@ class Checkpoints:
         return self._steps_of(_INDEX) if self._exists else []
 
     def _steps_of(self, suffix: str, prefix: str = "") -> list[int]:
-        try:
-            names = os.listdir(self._directory)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            reason = f"{error.strerror}; nothing was removed: start the run again"
-            raise RunError(f"cannot list the checkpoints in {self._directory}: {reason}") from error
         pattern = re.compile(f"{prefix}ckpt-([0-9]+){re.escape(suffix)}")
-        return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+        return sorted(
+            int(found[1]) for name in files.names(self._directory) if (found := pattern.fullmatch(name))
+        )
 
     def read(self, steps: int) -> Snapshot:
         """Returns a checkpoint, verified by its checksums; DamagedError, or RunError if it cannot be read.

@@ -46,7 +46,8 @@ class Evaluations:
 
     def steps(self) -> list[int]:
         """Returns the steps whose checkpoints have been evaluated, in order."""
-        return sorted(int(path.stem) for path in self._directory.glob("*.json") if path.stem.isdecimal())
+        stems = (name.removesuffix(".json") for name in files.names(self._directory))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def write(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Writes the result of a checkpoint; a metric that is not finite becomes null."""
