@@ -222,8 +222,7 @@ def _check_same_call(run: TrainingRun, model: keras.Model, validation: Batches |
     for name, data in (("train_data", run.data), ("validation_data", validation)):
         call[name], config["data"][f"a first batch of {name} with sum"] = data.digest if data else ("", "")
     blob = json.dumps(config, default=plugins.identify).encode()
-    sizes = [int(row[0]) for row in run.collectives.gather_values([len(blob)])]
-    configs = [json.loads(each) for each in run.collectives.gather_bytes(blob, sizes)]
+    configs = [json.loads(each) for each in run.collectives.gather_bytes(blob)]
     for name, theirs in zip(run.processes, configs, strict=True):
         if difference := describe_difference(run.cluster.name, configs[run.process], name, theirs):
             raise SettingsError(difference)

@@ -148,12 +148,11 @@ def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any
         return own
     is_text = own.dtype == object
     sent = tf.io.serialize_tensor(tf.constant(own, tf.string)).numpy() if is_text else own.tobytes()
-    table = collectives.gather_values([len(sent), *map(len, parts)])
-    sizes, *columns = ([int(value) for value in column] for column in zip(*table, strict=True))
-    counts = list(zip(*columns, strict=True))
-    packed = collectives.gather_bytes(sent, sizes)
+    table = collectives.gather_values([len(part) for part in parts])
+    counts = [[int(count) for count in row] for row in table]
+    packed = collectives.gather_bytes(sent)
     if is_text:
-        arrays = [tf.io.parse_tensor(each, tf.string).numpy() for each in packed]
+        arrays = [tf.io.parse_tensor(bytes(each), tf.string).numpy() for each in packed]
     else:
         arrays = [np.frombuffer(each, own.dtype).reshape(-1, *own.shape[1:]) for each in packed]
     if data.is_per_process:

@@ -216,17 +216,19 @@ def _assemble(
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
-    """Saves the model and, on the chief, its metrics. A collective; only the chief's copy is kept."""
+    """Saves the model and its metrics, on the chief."""
     position, logs = training.position, training.logs
+    if not run.cluster.is_chief:
+        run.watchdog.rest()  # waits for the chief
+        return
     run.watchdog.at("saving the model")
-    saving.save_model(model, run.dirs.model, scratch=run.scratch)
-    run.watchdog.rest()  # the chief waits for the evaluator, the others for the chief
-    if run.cluster.is_chief:
-        if run.settings.evaluator:
-            logs |= evaluator.wait_for_last_evaluation(run, position)
-        metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
-        if not_finite := [name for name, value in metrics.items() if value is None]:
-            progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
-        files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
-        progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
-        progress.fact("TensorBoard logs", str(run.dirs.logs))
+    saving.save_model(model, run.dirs.model)
+    run.watchdog.rest()  # waits for the evaluator
+    if run.settings.evaluator:
+        logs |= evaluator.wait_for_last_evaluation(run, position)
+    metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
+    if not_finite := [name for name, value in metrics.items() if value is None]:
+        progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
+    files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
+    progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
+    progress.fact("TensorBoard logs", str(run.dirs.logs))

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 
 
 class Noise(keras.layers.Layer):
@@ -84,3 +85,5 @@ def multi_worker():
         count = metric().count
     count.assign(6.0)
     assert count.numpy() == 6.0  # a sum over both processes
+    with local_mean_reads(strategy, sums=True):
+        assert count.numpy() == 6.0  # which one alone knows

@@ -78,6 +78,7 @@ def writers(directory):
         keras.callbacks.CSVLogger(directory / "log.csv", append=True),
         keras.callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True),
         Counting(),
+        NamesItsSaving(),
     ]
 
 
@@ -95,6 +96,14 @@ class Counting(keras.callbacks.Callback):
         print(f"counted {self.count}", flush=True)
 
 
+class NamesItsSaving(keras.callbacks.Callback):
+    """Says when the trained model is saved."""
+
+    def on_train_end(self, logs=None):
+        save = self.model.save
+        self.model.save = lambda *path: print("saves the model", flush=True) or save(*path)
+
+
 def test_callbacks_that_write_run_on_the_chief_and_all_keep_their_own_state(dataset, tmp_path):
     """Each has statistics of its own (BatchNormalization), of which a model that is saved has the mean."""
     codes, outputs = finish(start(dataset, tmp_path, "writers", "--max-steps", 6))
@@ -106,6 +115,7 @@ def test_callbacks_that_write_run_on_the_chief_and_all_keep_their_own_state(data
     # Of the second epoch, which was cut short, each replica has seen the end twice, and kept it once.
     assert "counted 3" in outputs[0]
     assert "counted 30" in outputs[1]
+    assert ["saves the model" in output for output in outputs] == [True, False]
     assert sorted(path.name for path in tmp_path.glob("epoch-*")) == [f"epoch-{n}.keras" for n in (1, 2, 3)]
     saved, last = (keras.saving.load_model(tmp_path / name) for name in ("epoch-3.keras", "model.keras"))
     images = keras.ops.ones((1, 12, 12, 3), "uint8")

@@ -1,5 +1,7 @@
 """Training state: captured and restored into a new model, training continues bit for bit."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -24,6 +26,23 @@ def test_training_continues_exactly_mirrored_on_two_devices():
 @pytest.mark.multiworker
 def test_training_continues_exactly_on_two_workers():
     replicas.run(["-c", CASES + "multi_worker()"], 2)
+
+
+@pytest.mark.multiworker
+def test_a_checkpoint_takes_about_the_memory_of_the_model_once_and_on_the_chief_alone(tmp_path):
+    """The best weights of EarlyStopping, the same on both workers, are neither copied nor sent."""
+    command = ["-m", "benchmarks.checkpoint_memory", "--megabytes", "64", "--directory", str(tmp_path)]
+    chief, worker = (last_json(output) for output in replicas.run(command, 2))
+    (restored,) = (last_json(output) for output in replicas.run([*command, "--restore"], 1))
+
+    assert chief["save"] < 1.5
+    assert worker["save"] < 0.3
+    assert restored["restore"] < 1.5
+    assert restored["weight"] == 1
+
+
+def last_json(output):
+    return json.loads(output.splitlines()[-1])
 
 
 def test_names_do_not_depend_on_the_models_built_before():

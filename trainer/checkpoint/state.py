@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,12 +26,15 @@ from shardline.trainer.keras_compat.keras_internals import (
     random_state,
     updating_optimizers,
 )
+from shardline.trainer.keras_compat.tensorflow_internals import share_memory
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, tf.Tensor | npt.NDArray[Any]]
 
 # Set by Keras, not by training. Keras negates `min_delta` according to the metric's direction, also in a
 # resumed run (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
 _NOT_STATE = ("_model", "params", "min_delta")
+# Numbers of a part of a variable.
+_PART = 1 << 16
 
 
 class CallbackStates:
@@ -62,7 +65,10 @@ class CallbackStates:
                 kind = type(callback).__name__
                 self._callbacks[f"{prefix}{kind}/{count[kind]}"] = callback
                 count[kind] += 1
-        self._initial = {name: self._state(name, callback) for name, callback in self._callbacks.items()}
+        self._initial = {
+            name: {key: value.copied() for key, value in self._state(name, callback).items()}
+            for name, callback in self._callbacks.items()
+        }
         self.lost.clear()
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -73,8 +79,10 @@ class CallbackStates:
             initial = {} if _has_state_methods(callback) else self._initial[name]
             state = {key: v for key, v in self._state(name, callback).items() if v != initial.get(key)}
             host[name] = {key: value.json for key, value in state.items()}
-            for value in state.values():
-                arrays.update(value.arrays)
+            for key, value in state.items():
+                # As large as the model, and Keras replaces them; other arrays may change during the writing.
+                best = key == "best_weights" and isinstance(callback, keras.callbacks.EarlyStopping)
+                arrays.update(value.arrays if best else value.copied().arrays)
         return host, arrays
 
     def restore(self, host: Mapping[str, Any], arrays: Arrays) -> None:
@@ -107,24 +115,40 @@ class CallbackStates:
                     self.lost.add(f"{kind}.{key}")
         return {key: value for key, value in encoded.items() if key not in _NOT_STATE}
 
-    def pack(self, snapshot: Snapshot) -> bytes:
-        """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
-        host = {name: snapshot.host["callbacks"][name] for name in self._callbacks}
-        prefixes = tuple(f"callback/{name}/" for name in self._callbacks)
-        arrays = [
-            (name, value) for name, value in sorted(snapshot.arrays.items()) if name.startswith(prefixes)
-        ]
+    def digests(self, snapshot: Snapshot) -> dict[str, str]:
+        """Returns digests of the parts of these callbacks' state in a snapshot: the JSON, and each array."""
+        host = json.dumps(self._host(snapshot)).encode()
+        parts = {"": host} | {name: _bytes(value) for name, value in self._arrays(snapshot).items()}
+        return {name: hashlib.blake2b(part, digest_size=16).hexdigest() for name, part in parts.items()}
+
+    def pack(self, snapshot: Snapshot, names: Collection[str]) -> bytes:
+        """Returns the JSON of these callbacks and the arrays of these names as bytes."""
+        arrays = [(name, value) for name, value in self._arrays(snapshot).items() if name in names]
         described = [[name, value.dtype.name, value.shape] for name, value in arrays]
-        return b"\0".join([json.dumps([host, described]).encode(), b"".join(v.tobytes() for _, v in arrays)])
+        header = json.dumps([self._host(snapshot), described]).encode()
+        return b"".join([header, b"\0", *(_bytes(value) for _, value in arrays)])
+
+    def _host(self, snapshot: Snapshot) -> dict[str, Any]:
+        return {name: snapshot.host["callbacks"][name] for name in self._callbacks}
+
+    def _arrays(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
+        prefixes = tuple(f"callback/{name}/" for name in self._callbacks)
+        return {
+            name: np.asarray(value) for name, value in snapshot.arrays.items() if name.startswith(prefixes)
+        }
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+def _bytes(array: npt.NDArray[Any]) -> memoryview:
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
+
+
+def unpack(data: bytearray) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Returns the content of `CallbackStates.pack`: JSON by callback, and arrays."""
-    header, _, content = data.partition(b"\0")
-    host, described = json.loads(header)
-    arrays, start = {}, 0
+    start = data.index(b"\0")
+    host, described = json.loads(data[:start])
+    arrays, start = {}, start + 1
     for name, dtype, shape in described:
-        arrays[name] = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
+        arrays[name] = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
         start += arrays[name].nbytes
     return host, arrays
 
@@ -135,6 +159,9 @@ class _Encoded:
 
     json: Any
     arrays: Arrays
+
+    def copied(self) -> _Encoded:
+        return _Encoded(self.json, {name: np.array(value) for name, value in self.arrays.items()})
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -177,13 +204,13 @@ class Snapshot:
 
     Attributes:
         position: The position.
-        arrays: Variables by name ("model/0003/conv2d/kernel") and arrays of callbacks.
+        arrays: Variables by name ("model/0003/conv2d/kernel"), as tensors, and arrays of callbacks.
         host: JSON: the run's record, its replicas, the callbacks' state, whether one has stopped the
             training, the current epoch's metrics (`logs`), and the seconds trained.
     """
 
     position: Position
-    arrays: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+    arrays: Mapping[str, tf.Tensor | npt.NDArray[Any]] = field(repr=False)
     host: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -236,15 +263,25 @@ class TrainingState:
         }
 
     def capture(
-        self, position: Position, logs: Mapping[str, Any] | None = None, seconds: float = 0.0
+        self,
+        position: Position,
+        logs: Mapping[str, Any] | None = None,
+        seconds: float = 0.0,
+        *,
+        whole: bool = True,
     ) -> Snapshot:
-        """Copies the state to the host, variables of each replica merged. A collective."""
-        callbacks, arrays = self._callbacks.capture()
+        """Captures the state on the host, variables of each replica merged. A collective.
+
+        In memory of the host a variable is not copied: TensorFlow does that before it is next updated, while
+        its tensor is in use. A snapshot that is not `whole` lacks the variables that all replicas share.
+        """
+        callbacks, callback_arrays = self._callbacks.capture()
         chief_callbacks, chief_arrays = self._chief_callbacks.capture()
-        arrays |= chief_arrays
         own = dict(zip(self._own, self._read_own(), strict=True))
-        arrays |= {
-            name: np.asarray(own.get(name, variable).numpy()) for name, variable in self._variables.items()
+        arrays = {
+            name: own[name] if name in own else _on_host(variable)
+            for name, variable in self._variables.items()
+            if whole or name in own
         }
         # Divides the sums among the replicas as `restore` does, so that a run that continues from here rounds
         # like one that is restored from here.
@@ -257,16 +294,20 @@ class TrainingState:
             "logs": {name: np.asarray(value).tolist() for name, value in (logs or {}).items()},
             "seconds": seconds,
         }
-        return Snapshot(position, arrays, host)
+        return Snapshot(position, {**callback_arrays, **chief_arrays, **arrays}, host)
 
     def first_not_finite(self, snapshot: Snapshot) -> str:
         """Returns the first trainable weight or optimizer's variable that is no longer finite, or ""."""
         trained = set(self._trained_names())
         for name, variable in self._variables.items():
             judged = name in trained or name.startswith("optimizer/")
-            if judged and id(variable) not in self._exempt and not _is_finite(snapshot.arrays[name]):
+            if judged and id(variable) not in self._exempt and not _is_finite(self._array(name, snapshot)):
                 return name
         return ""
+
+    def _array(self, name: str, snapshot: Snapshot) -> npt.NDArray[Any]:
+        value = snapshot.arrays.get(name)
+        return np.asarray(_on_host(self._variables[name]) if value is None else value)
 
     def _trained_names(self) -> list[str]:
         trained = {id(variable) for variable in self._model.trainable_variables}
@@ -279,19 +320,20 @@ class TrainingState:
         """
         if collectives.processes == 1:
             return snapshot
-        packed = self._callbacks.pack(snapshot)
-        digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
+        digests = self._callbacks.digests(snapshot)
+        described = json.dumps(digests).encode()
+        digest = int.from_bytes(hashlib.blake2b(described, digest_size=6).digest())
         updating = updating_optimizers(self._model)
         rates = sum(float(keras.ops.convert_to_numpy(each.learning_rate)) for each in updating)
         names = [name for name in self._trained_names() if id(self._variables[name]) not in self._exempt]
-        squares = float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
-        table = collectives.gather_values([digest, len(packed), squares, rates])
-        if len({row[3] for row in table}) > 1:
+        squares = sum(_sum_of_squares(self._array(name, snapshot)) for name in names)
+        table = collectives.gather_values([digest, squares, rates])
+        if len({row[2] for row in table}) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
-                f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one must run on all"
+                f"{', '.join(f'{row[2]:.7g}' for row in table)}; a callback that sets one must run on all"
             )
-        weights = [row[2] for row in table]
+        weights = [row[1] for row in table]
         if max(weights) - min(weights) > 1e-4 * max(weights):  # machines of different types round apart
             raise DivergedError(
                 f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
@@ -300,9 +342,13 @@ class TrainingState:
             )
         if len({row[0] for row in table}) == 1:
             return snapshot
+        # What is as on the chief, such as the best weights, is not sent.
+        first = json.loads(collectives.gather_bytes(described)[0])
+        differs = {name for name, digest in digests.items() if digest != first.get(name)}
+        packed = self._callbacks.pack(snapshot, differs) if differs else b""
         arrays, others = dict(snapshot.arrays), {}
-        for process, data in enumerate(collectives.gather_bytes(packed, [int(row[1]) for row in table])):
-            if process and table[process][0] != table[0][0]:
+        for process, data in enumerate(collectives.gather_bytes(packed, take=collectives.process == 0)):
+            if data:
                 others[str(process)], values = unpack(data)
                 arrays |= {f"process-{process}/{name}": value for name, value in values.items()}
         return replace(snapshot, arrays=arrays, host={**snapshot.host, "others": others})
@@ -310,19 +356,24 @@ class TrainingState:
     def restore(self, snapshot: Snapshot, process: int = 0) -> None:
         """Restores a state with the same variables, on every replica and outside `strategy.run`.
 
+        Takes over the snapshot's arrays, which training then changes.
         Callbacks get the state of those in the process of this number, else of the chief's.
         """
         now = self._model.distribute_strategy.num_replicas_in_sync
         before = snapshot.host["replicas"]
-        values = {name: snapshot.arrays[name] for name in self._variables}
+        values = {name: share_memory(snapshot.arrays[name], aligned=True) for name in self._variables}
         if before != now:  # M replicas take N/M each of the gradient sums of N
-            values |= {n: (values[n] * (before / now)).astype(values[n].dtype) for n in self._sums}
+            sums = {name: np.asarray(values[name]) for name in self._sums}
+            values |= {name: (sum_ * (before / now)).astype(sum_.dtype) for name, sum_ in sums.items()}
         self._assign(values)
         host, arrays = snapshot.host["callbacks"], snapshot.arrays
         if own := snapshot.host.get("others", {}).get(str(process)):
             prefix = f"process-{process}/"
             host = own
-            arrays = {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
+            arrays = {
+                **arrays,
+                **{n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)},
+            }
         self._callbacks.restore(host, arrays)
         self._chief_callbacks.restore(host, arrays)
         self._model.stop_training = snapshot.host["stop_training"]
@@ -335,7 +386,12 @@ class TrainingState:
 
 def finite_variables(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the variables that are finite now."""
-    return [each for each in variables if _is_finite(np.asarray(tf.convert_to_tensor(each)))]
+    return [each for each in variables if _is_finite(np.asarray(_on_host(each)))]
+
+
+def _on_host(variable: keras.Variable) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.identity(tf.convert_to_tensor(variable))
 
 
 def _is_finite(value: npt.NDArray[Any]) -> bool:
@@ -343,6 +399,13 @@ def _is_finite(value: npt.NDArray[Any]) -> bool:
     with np.errstate(invalid="ignore"):
         floats = keras.backend.is_float_dtype(value.dtype.name)
         return not floats or bool(np.isfinite(np.sum(value, dtype=np.float64)))
+
+
+def _sum_of_squares(value: npt.NDArray[Any]) -> float:
+    # In parts, which fit a core's own cache: the squares of all would take twice the memory.
+    flat = value.reshape(-1)
+    parts = (flat[at : at + _PART].astype(np.float64) for at in range(0, flat.size, _PART))
+    return float(sum(np.dot(part, part) for part in parts))
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
@@ -355,7 +418,7 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
                 f"the model's {name} has shape {tuple(variable.shape)}, the checkpoint has {saved}; "
                 "evaluate with the model and hparams of the training"
             )
-        variable.assign(value)
+        variable.assign(share_memory(value, aligned=True))
 
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:

@@ -22,6 +22,7 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import identity as identities
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
+from shardline.trainer.keras_compat.tensorflow_internals import share_memory
 
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
 #: File that the process that writes into the directory has locked.
@@ -110,19 +111,20 @@ class Checkpoints:
             int(found[1]) for name in files.names(self._directory) if (found := pattern.fullmatch(name))
         )
 
-    def read(self, steps: int) -> Snapshot:
+    def read(self, steps: int, names: str = "") -> Snapshot:
         """Returns a checkpoint, verified by its checksums; DamagedError, or RunError if it cannot be read.
 
-        The position is the start of the epoch when the checkpoint is from another dataset.
+        Its arrays are those whose names begin with `names`. The position is the start of the epoch when the
+        checkpoint is from another dataset.
         """
         path = self._path(steps)
         try:
             os.stat(f"{path}{_INDEX}")  # TensorFlow's search for it takes any failure for its absence
             with files.plain_name(self._directory) as directory:  # and [ or * in its name for a pattern
                 reader = tf.train.load_checkpoint(f"{directory}/{path.name}")
-                names = reader.get_variable_to_shape_map()
-                arrays = {name: np.asarray(reader.get_tensor(name)) for name in names}
-            content = json.loads(arrays.pop(_HOST).item())
+                content = json.loads(reader.get_tensor(_HOST))
+                found = [name for name in reader.get_variable_to_shape_map() if name.startswith(names)]
+                arrays = {name: np.asarray(reader.get_tensor(name)) for name in found if name != _HOST}
             position, dataset, host = Position(**content["position"]), content["dataset"], content["host"]
         except _READ_ERRORS as error:
             kind = DamagedError if _is_damage(error) else RunError
@@ -181,7 +183,7 @@ class Checkpoints:
                     prefix=str(temporary),
                     tensor_names=names,
                     shape_and_slices=[""] * len(names),
-                    tensors=[tf.constant(tensors[name]) for name in names],
+                    tensors=[share_memory(tensors[name]) for name in names],
                 )
             for suffix in (_DATA, _INDEX):
                 files.sync(Path(f"{temporary}{suffix}"))
@@ -196,7 +198,7 @@ class Checkpoints:
                 if steps < oldest:
                     self._remove(steps)
         except (tf.errors.OpError, OSError) as error:
-            size = sum(array.nbytes for array in snapshot.arrays.values())
+            size = sum(np.asarray(array).nbytes for array in snapshot.arrays.values())
             raise RunError(
                 f"cannot write checkpoint {path}: {files.with_space(_reason(error), path, size)}; make room "
                 "there and start the run again: it continues from the previous checkpoint"

@@ -75,7 +75,8 @@ _MAX_DEPTH, _MAX_BYTES = 8, 1 << 24
 class Encoder:
     """Encodes values; `arrays` takes their arrays, with names that begin with the value's `path`.
 
-    `known` are the ids of variables that are saved with the model, and are not encoded.
+    The arrays are not copied. `known` are the ids of variables that are saved with the model, and are not
+    encoded.
     """
 
     def __init__(self, known: Collection[int] = ()) -> None:
@@ -109,7 +110,7 @@ class Encoder:
         if value.dtype.kind == "O":
             return {"objects": [value.shape, self.encode(np.asarray(value).ravel().tolist(), path)]}
         if value.dtype.kind in "biufV" and value.dtype.names is None:
-            self.arrays[path] = np.array(value)
+            self.arrays[path] = np.asarray(value)
             return {"array": path}
         # Texts, times and complex numbers, as their bytes.
         if value.dtype.kind in "USmMc":
@@ -188,7 +189,7 @@ def decode(value: Any, arrays: Mapping[str, npt.NDArray[Any]], now: Any = None) 
 
 def _decode_special(kind: str, content: Any, arrays: Mapping[str, npt.NDArray[Any]], now: Any) -> Any:
     if kind == "array":
-        return np.array(arrays[content])[()]  # a scalar stays a scalar
+        return np.asarray(arrays[content])[()]  # a scalar stays a scalar
     if kind == "bytes_of":
         dtype, shape, name = content
         return np.array(np.ndarray(shape, dtype, np.asarray(arrays[name]).tobytes()))[()]

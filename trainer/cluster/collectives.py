@@ -35,6 +35,8 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
 # Smallest array, in numbers, that is sent without a copy; copying smaller ones costs less.
 _MIN_UNCOPIED = 1 << 14
 _UNIX_RING = "own Unix ring"
+# Bytes of all processes that are gathered at a time.
+_GATHERED_BYTES = 1 << 22
 
 
 class Collectives:
@@ -75,17 +77,22 @@ class Collectives:
         table: list[list[float]] = np.array(self.total(rows.ravel().tolist())).reshape(rows.shape).tolist()
         return table
 
-    def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
-        """All-gather: returns the data of each process, by its number; `sizes` are their lengths in bytes."""
+    def gather_bytes(self, data: bytes, *, take: bool = True) -> list[bytearray]:
+        """All-gather in parts: returns the data of each process, by its number; [] with `take` false."""
         if self._sum is None:
-            return [data]
+            return [bytearray(data)]
+        sizes = [int(row[0]) for row in self.gather_values([len(data)])]
+        gathered = [bytearray() for _ in sizes]
         # Four bytes make an integer that float64 holds exactly, also summed with zeros.
-        width = -(-max(sizes) // 4)
-        own = np.frombuffer(data.ljust(4 * width, b"\0"), "<u4")
-        rows = np.zeros((self.processes, width))
-        rows[self.process] = own
-        total = self._sum(tf.constant(rows.ravel(), tf.float64)).numpy().reshape(rows.shape).astype("<u4")
-        return [row.tobytes()[:size] for row, size in zip(total, sizes, strict=True)]
+        part = max(1, _GATHERED_BYTES // (4 * self.processes)) * 4
+        for start in range(0, max(sizes), part):
+            own = data[start : start + part]
+            rows = np.zeros((self.processes, -(-min(part, max(sizes) - start) // 4)))
+            rows[self.process] = np.frombuffer(own.ljust(4 * rows.shape[1], b"\0"), "<u4")
+            total = self._sum(tf.constant(rows.ravel(), tf.float64)).numpy().reshape(rows.shape)
+            for received, row, size in zip(gathered, total, sizes, strict=True) if take else ():
+                received += row.astype("<u4").tobytes()[: max(0, size - start)]
+        return gathered if take else []
 
     def barrier(self) -> None:
         """Returns after all processes have called it."""

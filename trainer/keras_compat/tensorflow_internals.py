@@ -239,11 +239,13 @@ def patch_initial_values() -> None:
 
 
 @contextlib.contextmanager
-def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
+def local_mean_reads(
+    strategy: tf.distribute.Strategy, refusal: Exception | None = None, *, sums: bool = False
+) -> Iterator[None]:
     """Makes reads of variables with aggregation MEAN use this process's replicas only, without an exchange.
 
-    For code that runs just after all replicas have merged those variables. Any other exchange raises
-    `refusal`, if it is set.
+    For code that runs just after all replicas have merged those variables; with `sums` also those with
+    aggregation SUM, of which each has an equal share. Any other exchange raises `refusal`, if it is set.
     """
     import tensorflow as tf
 
@@ -254,9 +256,11 @@ def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None
     reduce_to = extended._reduce_to
 
     def reduce_own(reduce_op: Any, value: Any, *rest: Any) -> Any:
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
+        if sums or reduce_op == tf.distribute.ReduceOp.MEAN:
             own = [tf.convert_to_tensor(each) for each in strategy.experimental_local_results(value)]
-            return own[0] if len(own) == 1 else tf.reduce_mean(tf.stack(own), axis=0)
+            mean = own[0] if len(own) == 1 else tf.reduce_mean(tf.stack(own), axis=0)
+            is_sum = reduce_op == tf.distribute.ReduceOp.SUM
+            return mean * tf.cast(strategy.num_replicas_in_sync, mean.dtype) if is_sum else mean
         if refusal is not None:
             raise refusal
         return reduce_to(reduce_op, value, *rest)
@@ -304,6 +308,24 @@ def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) ->
     )
 
 
+# EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array with another alignment.
+_ALIGN = 64
+
+
+def share_memory(value: Any, *, aligned: bool = False) -> tf.Tensor:
+    """Returns a value as a tensor, which shares the memory of an array where it can.
+
+    Any op may use it if only `aligned` arrays are shared; else only those that read it byte by byte, as
+    SaveV2. `tf.constant` copies an array once, and those that are not aligned twice.
+    """
+    import tensorflow as tf
+
+    if isinstance(value, np.ndarray) and not (aligned and value.ctypes.data % _ALIGN):
+        with contextlib.suppress(BufferError):  # of a type that DLPack lacks, or read-only
+            return tf.experimental.dlpack.from_dlpack(np.asarray(value, order="C").__dlpack__())
+    return tf.constant(value)
+
+
 class SumBuffers:
     """Arrays that TensorFlow takes over as results of a numpy_function, reused when no longer referenced.
 
@@ -311,8 +333,6 @@ class SumBuffers:
     (tensorflow/python/lib/core/ndarray_tensor.cc), so the reference count tells which are free.
     """
 
-    # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array with another alignment.
-    _ALIGN = 64
     # References to a free array: the list's, and that of the getrefcount call.
     _FREE = 2
 
@@ -321,11 +341,11 @@ class SumBuffers:
 
     def lay_out(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
         """Returns a flat float32 array with room for all arrays, and a view of it in each array's shape."""
-        width = self._ALIGN // 4
+        width = _ALIGN // 4
         padded = [-(-array.size // width) * width for array in arrays]
         end = sum(padded)
         buffer = self._take(end + width)
-        first = (-buffer.ctypes.data % self._ALIGN) // 4
+        first = (-buffer.ctypes.data % _ALIGN) // 4
         flat = buffer[first : first + end]
         views, start = [], 0
         for array, room in zip(arrays, padded, strict=True):

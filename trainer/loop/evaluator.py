@@ -176,7 +176,7 @@ class Evaluator:
         for steps in self._checkpoints.steps():
             if steps not in done:
                 try:
-                    snapshot = self._checkpoints.read(steps)
+                    snapshot = self._checkpoints.read(steps, "model/")
                 except RunError as error:
                     if steps in self._checkpoints.steps():  # else the chief has deleted it meanwhile
                         damaged = isinstance(error, DamagedError)

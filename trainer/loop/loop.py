@@ -245,10 +245,11 @@ class Training:
         self._merge_replicas()
         if self._run.checkpoints is None:
             return
-        seconds = self._seconds_before + time.monotonic() - self._started
+        self.checkpoints.wait()  # one snapshot is in memory at a time
+        seconds, chief = self._seconds_before + time.monotonic() - self._started, self._run.cluster.is_chief
         known = self.state.lost
-        snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds)
-        for name in sorted(self.state.lost - known) if self._run.cluster.is_chief else ():
+        snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds, whole=chief)
+        for name in sorted(self.state.lost - known) if chief else ():
             progress.report(
                 "train",
                 f"warning: {name} changes in training and cannot be kept in a checkpoint: a restart begins "

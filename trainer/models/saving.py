@@ -1,4 +1,4 @@
-"""Saved models: collective saving, loading in safe mode, and warm starts."""
+"""Saved models: saving, loading in safe mode, and warm starts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from shardline.trainer.base.settings import SETTINGS_FILE
 from shardline.trainer.data.features import LABEL
 from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.keras_internals import all_layers
+from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 from shardline.trainer.models.head import Heads, is_head
 
 MODEL_FILE = "model.keras"
 METRICS_FILE = "metrics.json"
 
 
-def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> None:
-    """Saves model.keras atomically. Collective: every replica must call it at the same point.
-
-    The chief, which has no scratch directory, writes to `directory`, the others to `scratch`.
-    """
+def save_model(model: keras.Model, directory: Path) -> None:
+    """Saves model.keras atomically. For the chief alone, once all replicas have merged their variables."""
     variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
     size = sum(math.prod(variable.shape) * 4 for variable in variables)
-    with saveable(model), files.replacing((scratch or directory) / MODEL_FILE, size) as temporary:
+    with (
+        saveable(model),
+        local_mean_reads(model.distribute_strategy, sums=True),
+        files.replacing(directory / MODEL_FILE, size) as temporary,
+    ):
         model.save(temporary)
 
 
