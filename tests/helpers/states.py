@@ -1,10 +1,13 @@
 """Training that is captured, restored into a model built anew, and has to go on bit for bit."""
 
+import os
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.cluster.cluster import without_proxy
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 
 
@@ -78,6 +81,7 @@ def mirrored():
 
 
 def multi_worker():
+    os.environ |= without_proxy(os.environ, ["127.0.0.1:0"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     check_that_training_continues_exactly(strategy)
     metric = keras.metrics.Mean
