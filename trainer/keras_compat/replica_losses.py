@@ -78,7 +78,21 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         # Without a reduction the values are one for each example, and only their gradients add up.
         return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
 
-    aggregate = TensorFlowTrainer._aggregate_additional_loss
+    with (
+        unscaled_losses(),
+        patched(losses, "reduce_weighted_values", reduce_over_all),
+        patched(
+            TensorFlowTrainer,
+            "_aggregate_additional_loss",
+            _over_all(TensorFlowTrainer._aggregate_additional_loss),
+        ),
+        patched(keras.metrics.Mean, "update_state", _by_share(keras.metrics.Mean.update_state)),
+    ):
+        yield
+
+
+def _over_all(aggregate: Callable[[keras.Model, tf.Tensor], tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Scales a loss for each example that a layer adds, so that it counts by the replica's share."""
 
     def aggregate_over_all(model: keras.Model, loss: tf.Tensor) -> tf.Tensor:
         total, share, examples = aggregate(model, loss), own_share(), getattr(_replica, "examples", None)
@@ -89,7 +103,11 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         factor = tf.where(one_each, replicas * tf.math.reciprocal_no_nan(share()), 1.0)
         return total * tf.cast(factor, total.dtype)
 
-    add = keras.metrics.Mean.update_state
+    return aggregate_over_all
+
+
+def _by_share(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Weighs a single number in a mean by the replica's share."""
 
     def add_by_share(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
         share = own_share()
@@ -97,13 +115,7 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
             sample_weight = share()
         return add(self, values, sample_weight=sample_weight)
 
-    with (
-        unscaled_losses(),
-        patched(losses, "reduce_weighted_values", reduce_over_all),
-        patched(TensorFlowTrainer, "_aggregate_additional_loss", aggregate_over_all),
-        patched(keras.metrics.Mean, "update_state", add_by_share),
-    ):
-        yield
+    return add_by_share
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -138,13 +138,8 @@ def build_with_variables(
     Raises ModelError if it is none, or not compiled though it has to be, or was built for other devices.
     """
     compiled = "predict_step" not in steps
-    parts = [part for batches in steps.values() for part in tf.nest.flatten(batches.first_batch)]
-    kinds = sorted({type(part).__name__ for part in parts} & {"SparseTensor", "RaggedTensor"})
-    if kinds and (compiled or process.replicas > 1):
-        raise SettingsError(
-            f"the data yields {' and '.join(kinds)}, which cannot be divided among replicas; make it dense "
-            "by data.map, with tf.sparse.to_dense or RaggedTensor.to_tensor"
-        )
+    if compiled or process.replicas > 1:
+        _refuse_composites(steps.values())
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     if not is_seeded():
@@ -193,6 +188,15 @@ def _report_ready_model() -> None:
         "this model trains in one process only; for several pass the function that builds it, or build it in "
         "shardline.strategy().scope()",
     )
+
+
+def _refuse_composites(data: Iterable[Batches]) -> None:
+    parts = [part for batches in data for part in tf.nest.flatten(batches.first_batch)]
+    if kinds := sorted({type(part).__name__ for part in parts} & {"SparseTensor", "RaggedTensor"}):
+        raise SettingsError(
+            f"the data yields {' and '.join(kinds)}, which cannot be divided among replicas; make it dense "
+            "by data.map, with tf.sparse.to_dense or RaggedTensor.to_tensor"
+        )
 
 
 def _replica_part(batches: Batches, replicas: int) -> Any:
