@@ -124,11 +124,12 @@ def replica_share(share: Callable[[], tf.Tensor] | None, examples: tf.Tensor | N
 
     It is 1 for an equal share; `examples` is the number of examples of the replica, as float32.
     """
-    before, _replica.share, _replica.examples = own_share(), share, examples
+    before = own_share(), getattr(_replica, "examples", None)
+    _replica.share, _replica.examples = share, examples
     try:
         yield
     finally:
-        _replica.share = before
+        _replica.share, _replica.examples = before
 
 
 def own_share() -> Callable[[], tf.Tensor] | None:

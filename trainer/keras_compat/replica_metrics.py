@@ -54,7 +54,7 @@ def whole_batch_metrics(model: keras.Model, examples: int) -> Iterator[None]:
     calls: list[_Call] = []
     with _recorded(calls):
         yield
-    inexact = vars(model).setdefault("_inexact_metrics", [])
+    inexact = vars(model).setdefault("_inexact_metrics", {})  # names in their order
     updates: dict[int, list[_Call]] = {}
     for call in calls:
         updates.setdefault(id(call[0]), []).append(call)
@@ -64,15 +64,14 @@ def whole_batch_metrics(model: keras.Model, examples: int) -> Iterator[None]:
             continue
         parts = [part for _, arguments in own for part in keras.tree.flatten(arguments)]
         if served or not all(_has_examples(part, examples) for part in parts):
-            inexact.append(metric.name)
+            inexact[metric.name] = None
         else:
             _take_whole_batches(metric)
 
 
 def inexact_metrics(model: keras.Model) -> list[str]:
     """Returns the names of metrics that do not add up over replicas, and cannot get whole batches."""
-    names: list[str] = vars(model).get("_inexact_metrics", [])
-    return names
+    return list(vars(model).get("_inexact_metrics", ()))
 
 
 def takes_whole_batches(model: keras.Model) -> bool:
