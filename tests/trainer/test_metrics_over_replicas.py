@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.keras_compat import replica_metrics
+from shardline.trainer.keras_compat import replica_losses, replica_metrics
 from shardline.trainer.keras_compat.replica_metrics import adds_up, inexact_metrics, whole_batch_metrics
 from tests.helpers.replica_state import Largest, Latest, Smoothed, correlation
 
@@ -67,16 +67,47 @@ class Texts(Largest):
         self.value.assign(keras.ops.cast(tf.strings.length(y[0]), "float32"))
 
 
+class Watching(keras.layers.Layer):
+    """A layer that updates a metric in its call."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def call(self, x: Any) -> Any:
+        self.metric.update_state(x, x)
+        return x
+
+
 @pytest.mark.parametrize(
-    ("metric", "labels", "named"),
-    [(Largest(), np.ones((4, 1)), []), (Texts(), np.full(4, "text"), ["largest"])],
+    ("metric", "labels", "in_layer", "devices", "named"),
+    [
+        (Largest(), np.ones((4, 1)), False, 2, []),
+        (Largest(), np.ones((4, 1)), True, 1, []),
+        # Threads of one process would exchange within the call, and see each other's added losses.
+        (Largest(), np.ones((4, 1)), True, 2, ["largest"]),
+        (Texts(), np.full(4, "text"), False, 1, ["largest"]),
+    ],
 )
-def test_a_metric_that_cannot_be_put_together_is_named(
-    metric: Any, labels: Any, named: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_metric_that_cannot_be_put_together_is_named_once(
+    metric: Any, labels: Any, in_layer: bool, devices: int, named: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keras.Model, "distribute_strategy", SimpleNamespace(num_replicas_in_sync=2))
+    strategy = SimpleNamespace(
+        num_replicas_in_sync=2, extended=SimpleNamespace(worker_devices=("CPU",) * devices)
+    )
+    monkeypatch.setattr(keras.Model, "distribute_strategy", strategy)
     model = keras.Sequential()
     for _ in ("train_step", "test_step"):
         with whole_batch_metrics(model, 4):
-            metric.update_state(tf.constant(labels), tf.ones((4, 1)))
+            if in_layer:
+                Watching(metric)(tf.ones((4, 1)))
+            else:
+                metric.update_state(tf.constant(labels), tf.ones((4, 1)))
     assert inexact_metrics(model) == named
+
+
+def test_the_examples_of_a_replica_are_known_after_a_metric_of_all() -> None:
+    with replica_losses.replica_share(lambda: tf.constant(1.0), tf.constant(3.0)):
+        with replica_losses.replica_share(None):
+            assert replica_losses.own_share() is None
+        assert replica_losses._replica.examples == 3

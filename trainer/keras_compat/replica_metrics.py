@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.trainers import compile_utils
 
 from shardline.trainer.keras_compat.keras_internals import patched
@@ -37,7 +38,8 @@ _GATHERED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # Numbers of an example from which on the halves of a batch have one example.
 _LARGE = 1 << 18
 
-_Call = tuple[keras.metrics.Metric, Any]
+# A metric, the arguments of an update, and whether it is in the call of a layer.
+_Call = tuple[keras.metrics.Metric, Any, bool]
 
 
 @contextlib.contextmanager
@@ -47,8 +49,9 @@ def whole_batch_metrics(model: keras.Model, examples: int) -> Iterator[None]:
     A metric whose state after a batch is not the sum of the states after its halves gets whole batches.
     `inexact_metrics` are those for which that is not possible.
     """
-    served = isinstance(model.distribute_strategy, tf.distribute.ParameterServerStrategy)
-    if model.distribute_strategy.num_replicas_in_sync == 1 and not served:
+    strategy = model.distribute_strategy
+    served = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if strategy.num_replicas_in_sync == 1 and not served:
         yield
         return
     calls: list[_Call] = []
@@ -60,10 +63,13 @@ def whole_batch_metrics(model: keras.Model, examples: int) -> Iterator[None]:
         updates.setdefault(id(call[0]), []).append(call)
     for own in updates.values():
         metric = own[0][0]
-        if all(adds_up(each, arguments, examples) for each, arguments in own):
+        if all(adds_up(each, arguments, examples) for each, arguments, _ in own):
             continue
-        parts = [part for _, arguments in own for part in keras.tree.flatten(arguments)]
-        if served or not all(_has_examples(part, examples) for part in parts):
+        parts = [part for _, arguments, _ in own for part in keras.tree.flatten(arguments)]
+        # Replicas of one process are threads that take turns at an exchange: within a layer's call each would
+        # see what the layer keeps for another, such as its added losses.
+        mixed = len(strategy.extended.worker_devices) > 1 and any(in_layer for *_, in_layer in own)
+        if served or mixed or not all(_has_examples(part, examples) for part in parts):
             inexact[metric.name] = None
         else:
             _take_whole_batches(metric)
@@ -93,7 +99,8 @@ def _recorded(calls: list[_Call]) -> Iterator[None]:
                 return update(self, *args, **options)
             within.metric = self
             try:
-                calls.append((self, keras.tree.map_structure(_specification, [args, options])))
+                in_layer = global_state.get_global_attribute("current_call_ctx") is not None
+                calls.append((self, keras.tree.map_structure(_specification, [args, options]), in_layer))
                 return update(self, *args, **options)
             finally:
                 within.metric = None

@@ -101,7 +101,7 @@ _SINGLE_LOSS = (
 
 _INEXACT_METRICS = (
     "do not add up over parts of a batch, as sums and counts do, and are not those of one process; give "
-    "them numbers for each example, and no parameter servers"
+    "them numbers for each example, after the model's call, and no parameter servers"
 )
 
 
