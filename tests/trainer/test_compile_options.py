@@ -55,10 +55,10 @@ def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
 def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
     model = build(f"tests.helpers.models:{name}", load(dataset).info(), {})
     run = SimpleNamespace(
-        settings=settings(dataset), strategy_name="parameter_server", strategy=None, manifest=load(dataset)
+        settings=settings(dataset), strategy_name="parameter_server", strategy=None, data=None
     )
     with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
-        engine.make_engine(run, model, None, None, None)
+        engine.make_engine(run, model, None, None)
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):

@@ -55,13 +55,16 @@ class Preemption:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores the previous handling of SIGTERM."""
+        """Restores the previous handling of SIGTERM; a process that it ends ignores it from now on."""
         with self._lock:
             self._over.set()
         self._wake(0)
         self._thread.join()
         if signal.getsignal(signal.SIGTERM) == self._wake:
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+            # A process that ends for it is often told again, as by srun for the other tasks of one that has
+            # ended; that would replace its exit code.
+            ends = self.requested and self.grace_period < math.inf
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if ends else self._before or signal.SIG_DFL)
         self._set_wakeup(-1)
         os.close(self._reader)
         os.close(self._writer)
