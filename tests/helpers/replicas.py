@@ -72,6 +72,7 @@ def finish(processes: Sequence[programs.Popen], seconds: float = 180) -> tuple[l
     finally:
         for process in processes:
             process.kill()
+    print(*outputs, sep="\n" + "-" * 80 + "\n")  # which pytest shows in full where the test fails
     return [process.returncode for process in processes], outputs
 
 

@@ -13,6 +13,7 @@ loses nothing, as a resumed run does both again.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import zlib
@@ -22,6 +23,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, RestartError, RunError
@@ -398,6 +400,9 @@ class Training:
     def _stop_if(self, requested: bool) -> None:
         if requested:
             self.checkpoints.wait()
+            # None ends while another still receives the agreement; one that has ended since is no error.
+            with contextlib.suppress(tf.errors.OpError):
+                self._run.collectives.barrier()
             saved = f"a checkpoint was saved at step {self.position.steps:,}; start the same command again"
             if self._run.checkpoints is None:
                 saved = "nothing is saved, as there is no checkpoint_dir"
