@@ -26,7 +26,7 @@ from shardline.components.configure.fingerprint import (
     fingerprint,
     initial_model_digest,
 )
-from shardline.components.model_store import EvaluationSummary, Verdict, read_part
+from shardline.components.model_store import Verdict, read_part
 from shardline.components.model_store.champions import check_champion, published_by
 from shardline.components.model_store.store import (
     VERSIONS,
@@ -335,14 +335,13 @@ def write_history(
     if not history_uri:
         return
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
-    evaluation = read_part(exported, model_store.EVALUATION_FILE, EvaluationSummary)
     run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason,
         blessed=verdict.blessed,
         verdict=verdict.summary,
-        metrics=evaluation.metrics,
+        metrics=verdict.metrics,
         champion=published_by(exported, champion_uri, job_name) if verdict.blessed and champion_uri else "",
         state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
     )

@@ -136,13 +136,6 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSummary:
-    """Fields of evaluation.json that are read outside of validation; `Evaluation` there has the others."""
-
-    metrics: Mapping[str, float | None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Fields of blessing.json that are read outside of validation; `Blessing` there has the others.
 
@@ -154,6 +147,7 @@ class Verdict:
             where no champion_uri was set.
         blocked_by: Rules that block the model: the name of a default rule, else the rule as it was written.
         undecided: Whether too few examples left a rule open; such a model is blessed or blocked by policy.
+        metrics: The metrics of all examples, by name.
         remedy: What may help the model: more test "examples", a longer "training", or to "override" the rules
             about champions, which alone block it; "" for nothing known.
     """
@@ -165,6 +159,7 @@ class Verdict:
     blocked_by: tuple[str, ...] = ()
     undecided: bool = False
     remedy: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from shardline.components.model_store import (
     BLESSING_FILE,
-    EVALUATION_FILE,
-    EvaluationSummary,
     Export,
     T,
     Verdict,
@@ -316,7 +314,7 @@ def _point(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str,
     """Replaces champion.json unless it has changed since it was read, and returns whether it was."""
     at, path = datetime.now(UTC).isoformat(timespec="seconds"), f"{VERSIONS}/{champions[0]}"
     changed = replace(pointer, champions=champions, by=store.author, at=at, path=path)
-    return store.replace(CHAMPION_FILE, _to_text(changed), seen)
+    return store.replace(CHAMPION_FILE, files.to_json(asdict(changed), CHAMPION_FILE), seen)
 
 
 def _point_or_refuse(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> None:
@@ -347,29 +345,26 @@ def _add(
     `quality` "" takes that of the evaluation.
     """
     export, created = Export.read(exported), datetime.now(UTC)
-    metrics: Mapping[str, float | None] = {}
-    if not quality or (exported / EVALUATION_FILE).exists():
-        metrics = read_part(exported, EVALUATION_FILE, EvaluationSummary).metrics
     empty, seen = read_pointer(store)
     if seen.text is None:  # else a copy that is killed would be a store that has lost it
-        store.replace(CHAMPION_FILE, _to_text(empty), seen)
+        store.replace(CHAMPION_FILE, files.to_json(asdict(empty), CHAMPION_FILE), seen)
     for name in store.names(VERSIONS) if run or source else ():
         if name.endswith(digest) and store.read(_record(name)).text is not None:
             return _read_version(store, name)
     version = Version(
         version=f"{created:%Y%m%dT%H%M%S%f}-{digest}",
-        quality=quality or describe_quality(metrics),
+        quality=quality or describe_quality(verdict.metrics),
         fingerprint=export.fingerprint,
         created=created.isoformat(timespec="seconds"),
         run=run,
         by=store.author,
         source=(source or str(exported)).encode(errors="backslashreplace").decode(),  # names are bytes
-        metrics={key: value for key, value in metrics.items() if "[" not in key},
+        metrics=verdict.metrics,
         verdict=verdict.summary,
         blessed=verdict.blessed,
     )
     store.put(exported, version.path)
-    store.replace(_record(version.version), _to_text(version), TextFile(None))
+    store.replace(_record(version.version), files.to_json(asdict(version), VERSION_FILE), TextFile(None))
     return version
 
 
@@ -386,10 +381,6 @@ def _read_file(store: Store, name: str, kind: type[T]) -> T:
 
 def _record(name: str) -> str:
     return f"{VERSIONS}/{name}/{VERSION_FILE}"
-
-
-def _to_text(record: Pointer | Version) -> str:
-    return json.dumps(asdict(record), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _with_digest(names: tuple[str, ...], digest: str) -> str:

@@ -7,6 +7,7 @@ are read from the shards that the manifest names.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,13 @@ import numpy.typing as npt
 import tensorflow as tf
 import xxhash
 
+from shardline.components.text import enumerate_names
 from shardline.components.validate.export.predictions import THRESHOLD, Predictions
 from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.metrics import QUALITY
-from shardline.components.validate.metrics.outcomes import Outcomes, count_distinct
+from shardline.components.validate.metrics.outcomes import MAX_CATEGORIES, Outcomes, count_distinct
 from shardline.components.validate.metrics.scores import (
     ClassOutcomes,
     MultilabelOutcomes,
@@ -170,8 +172,8 @@ class Assessment:
             grouping = replace(grouping, count=count_distinct(first.groups, total))
             notes.append(f"in {grouping}")
         missed, blind = self.evaluation.never_predicted, self.evaluation.blind_to
-        few = ", ".join(name for it in missed if (name := it.name.partition("=")[2]) not in blind)
-        unjudged = f"fewer than {MIN_SLICE} examples, not judged: {few}" if few else ""
+        few = [name for it in missed if (name := it.name.partition("=")[2]) not in blind]
+        unjudged = f"fewer than {MIN_SLICE} examples, not judged: {enumerate_names(few)}" if few else ""
         counted = replace(self, evaluation=replace(self.evaluation, groups=grouping))
         return counted.with_metrics(
             {"examples": "; ".join(notes), "never_predicted": unjudged},
@@ -227,7 +229,7 @@ def collect_outcomes(
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
     """Returns a model's predictions for all examples, and its worst mistakes, by name of the label."""
     labels = examples.manifest.labels
-    batches: list[Batch] = []
+    batches, categories = list[Batch](), defaultdict[str, dict[str, str]](dict)
     answers, seen, distinct, copies = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     reported, total = time.monotonic(), examples.split.records
@@ -243,15 +245,18 @@ def collect_outcomes(
         seen += len(batch.keys)
         hashes = _hash_examples(batch, examples.manifest)
         copies += [distinct.setdefault(digest, len(distinct)) for digest in hashes]
-        # The images themselves would not fit in memory.
-        batches.append(replace(batch, images=None, records=None))
+        # The images themselves, and all texts, would not fit in memory.
+        batches.append(
+            replace(batch, images=None, records=None, columns=_take_sliced(batch.columns, categories))
+        )
         answers.append(answer)
         if time.monotonic() - reported >= 1.0 or seen == total:
             advance("validate", seen, total, "examples")
             reported = time.monotonic()
+    columns = batches[-1].columns  # what is left of them
     by = [b.groups for b in batches if b.groups is not None]
     shared = {
-        "columns": {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns},
+        "columns": {name: np.concatenate([b.columns[name] for b in batches]) for name in columns},
         "copies": np.array(copies) if len(distinct) < seen else None,
         "groups": number_groups(np.concatenate(by), by_time=not examples.manifest.group) if by else None,
     }
@@ -324,7 +329,23 @@ def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
 def _decode_text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if column.dtype != object:
         return column
-    return np.array([value.decode("utf-8", "replace") for value in column], dtype=np.str_)
+    return np.array([value.decode("utf-8", "replace") for value in column], dtype=object)
+
+
+def _take_sliced(
+    columns: Mapping[str, npt.NDArray[Any]], categories: Mapping[str, dict[str, str]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Returns the columns of a batch without texts of too many `categories`, which are not sliced.
+
+    `categories` has the values of each text so far, each once in memory.
+    """
+    taken = {}
+    for name, column in columns.items():
+        if column.dtype == object and len(known := categories[name]) <= MAX_CATEGORIES:
+            column = np.array([known.setdefault(text, text) for text in column], object)
+        if column.dtype != object or len(known) <= MAX_CATEGORIES:
+            taken[name] = column
+    return taken
 
 
 def _check_label(batch: Batch, label: Label) -> None:
@@ -392,5 +413,5 @@ def _format_value(value: Any) -> str:
 def _format_target(label: Label, values: npt.NDArray[Any]) -> str:
     if label.kind == MULTILABEL:
         chosen = [name for name, value in zip(label.outputs, values, strict=True) if value >= THRESHOLD]
-        return ", ".join(chosen) or "none"
-    return ", ".join(f"{value:.4g}" for value in values)
+        return enumerate_names(chosen) or "none"
+    return enumerate_names([f"{value:.4g}" for value in values])

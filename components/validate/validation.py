@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
 from shardline.components.model_store import Export
 from shardline.components.model_store.store import require_store
+from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
@@ -36,6 +38,7 @@ from shardline.trainer.models.saving import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for the others.
 _MAX_MATRIX_BYTES = 64 * 1024
+_MAX_MATRIX_CLASSES = math.isqrt(_MAX_MATRIX_BYTES // len("0, "))
 # Points of each class's curve, approximately, for the same reason.
 _CURVE_POINTS = 30
 # Intervals over fewer groups are wide.
@@ -184,7 +187,10 @@ def _measure(
     }
     if export.max_difference is not None:
         metrics["max_difference"] = export.max_difference
-    notes = {"golden_difference": golden.description, "constant_labels": "; ".join(constant)}
+    notes = {
+        "golden_difference": golden.description,
+        "constant_labels": enumerate_names(constant, separator="; "),
+    }
     return measure_formats(
         out, export.formats or (), examples, measured.with_metrics(notes, **metrics), clean
     )
@@ -252,7 +258,7 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
             if now and not before
         ]
         if unseen:
-            warnings.append(f"Without examples in training: {', '.join(unseen)}")
+            warnings.append(f"Without examples in training: {enumerate_names(unseen)}")
     if manifest.split_column and not evaluation.groups:
         warnings.append(
             f"The split is by {manifest.split_column!r}, but the gate cannot read its values: intervals take "
@@ -298,9 +304,12 @@ def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
     part = next((part for part in evaluation.each if part.kind == CLASS), None)
     if part is None:
         return
-    matrix = [list(row) for row in part.confusion]
-    if len(json.dumps([part.class_names, matrix])) <= _MAX_MATRIX_BYTES:
-        confusion.log_confusion_matrix(list(part.class_names), matrix)
+    if (classes := len(part.class_names)) <= _MAX_MATRIX_CLASSES:
+        matrix = [[0] * classes for _ in range(classes)]
+        for true, predicted, examples in part.confusion:
+            matrix[true][predicted] = examples
+        if len(json.dumps([part.class_names, matrix])) <= _MAX_MATRIX_BYTES:
+            confusion.log_confusion_matrix(list(part.class_names), matrix)
     if len(part.class_names) == 2 and len(part.roc) == 2:
         curve = part.roc[1]
         confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))

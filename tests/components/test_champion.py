@@ -14,8 +14,7 @@ from shardline.components.model_store.store import TextFile, open_store
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.cli.run import _directory_name
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
-from tests.helpers.evaluations import EVALUATION
-from tests.helpers.exports import contents, judge_again, publish_next, write_export
+from tests.helpers.exports import METRICS, contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
 
 
@@ -48,13 +47,6 @@ def store_uri(request, tmp_path):
         return str(tmp_path / "model_store")
     request.getfixturevalue("storage")
     return "gs://bucket/champions/digits"
-
-
-def evaluated(directory, **changes):
-    """Writes an export with the evaluation that a promotion asks for."""
-    exported = write_export(directory, **changes)
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    return exported
 
 
 def invoke(*arguments):
@@ -147,7 +139,7 @@ def answer(*arguments):
 
 
 def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_uri, tmp_path):
-    first = publish_next(evaluated(tmp_path / "model"), store_uri, accuracy=0.97, run="monday")
+    first = publish_next(write_export(tmp_path / "model"), store_uri, accuracy=0.97, run="monday")
     second = publish_next(write_export(tmp_path / "next"), store_uri, accuracy=0.98, run="tuesday")
     answer("rollback", store_uri)
 
@@ -157,7 +149,7 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
     assert listed["champion"] == first.version
     assert [item["run"] for item in listed["versions"]] == ["tuesday", "monday"]
     assert all(item["by"].count("@") == 1 for item in listed["versions"])
-    assert listed["versions"][1]["metrics"] == EVALUATION["metrics"]
+    assert listed["versions"][1]["metrics"] == METRICS
     assert (listed["champions"], listed["rolled_back"]) == ([first.version], [second.version])
     assert [line[0] for line in lines] == [" ", " ", "*"]
     assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
@@ -171,14 +163,14 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
 
 def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tmp_path):
     first = publish_next(write_export(tmp_path / "first"), store_uri)
-    exported = evaluated(tmp_path / "unregistered", weights=b"unregistered")
+    exported = write_export(tmp_path / "unregistered", weights=b"unregistered")
 
     promoted = answer("promote", store_uri, exported)
 
     assert current(store_uri).version == promoted["version"]
     assert answer("show", store_uri)["replaced"] == first.version
     assert promoted["source"] == str(exported)
-    assert promoted["quality"] == f"accuracy {EVALUATION['accuracy']:.4f}"
+    assert promoted["quality"] == "accuracy 0.9000"
     with open_store(store_uri).fetched(current(store_uri).path) as copy:
         assert contents(copy) == contents(exported)
     assert "is the champion already; name another" in invoke("promote", store_uri, exported).output
@@ -187,7 +179,7 @@ def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tm
 
 
 def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, tmp_path):
-    exported, store = evaluated(tmp_path / "model"), open_store("gs://bucket/runs/7")
+    exported, store = write_export(tmp_path / "model"), open_store("gs://bucket/runs/7")
     store.put(exported, "exported")
     champion.mkdir(parents=True)
 
@@ -198,7 +190,7 @@ def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, 
 
 def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(store_uri, tmp_path):
     first = publish_next(write_export(tmp_path / "first"), store_uri)
-    blocked = evaluated(tmp_path / "blocked", blessed=False)
+    blocked = write_export(tmp_path / "blocked", blessed=False)
 
     for override in ([], ["--override", " "]):
         done = invoke("promote", store_uri, blocked, *override)
@@ -234,7 +226,7 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_p
 
 
 def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
-    exported = evaluated(tmp_path / "model")
+    exported = write_export(tmp_path / "model")
 
     done = invoke("promote", champion, exported)
 
@@ -292,7 +284,7 @@ def test_a_model_store_may_hold_files_of_the_disk_and_later_others(store_uri, pu
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
-    exported = evaluated(tmp_path / os.fsdecode(b"\xff"))
+    exported = write_export(tmp_path / os.fsdecode(b"\xff"))
     champion.mkdir(parents=True)
 
     promoted = champions.promote(champion, str(exported))

@@ -21,8 +21,7 @@ from shardline.components.validate.export import formats
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from tests.helpers.evaluations import EVALUATION
-from tests.helpers.exports import publish_next
+from tests.helpers.exports import METRICS, publish_next
 from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,9 +66,8 @@ def look(history, source, **settings):
 def export(directory, *, blessed=True, model=b"weights"):
     directory.mkdir()
     (directory / model_store.MODEL_FILE).write_bytes(model)
-    verdict = {"blessed": blessed, "reason": "", "headline": "accuracy 0.9000 >= 0.8"}
+    verdict = {"blessed": blessed, "reason": "", "headline": "accuracy 0.9000 >= 0.8", "metrics": METRICS}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
-    (directory / model_store.EVALUATION_FILE).write_text(json.dumps(EVALUATION))
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     return directory
 
@@ -506,7 +504,7 @@ def test_the_champion_that_a_run_made_is_remembered(blessed, photos, history, tm
 
     remembered = json.loads((history / "latest.json").read_text())
     assert (remembered["blessed"], remembered["champion"]) == (blessed, version)
-    assert remembered["metrics"] == EVALUATION["metrics"]
+    assert remembered["metrics"] == METRICS
     assert not look(history, f"images:{photos}", champion_uri=str(champion)).changed
     facts = {event.topic: event.value for event in events if event.kind == "fact"}
     assert facts.get("champion") == (str(champion / "versions" / version) if blessed else None)

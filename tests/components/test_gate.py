@@ -146,7 +146,7 @@ def test_the_evaluation_can_be_written(measured):
 def test_a_class_that_is_never_predicted_and_too_small_to_judge_is_named(measured):
     few = dataclasses.replace(
         measured.evaluation,
-        confusion=((0, 0, 6), (0, 9, 0), (0, 0, 9)),
+        confusion=((0, 2, 6), (1, 1, 9), (2, 2, 9)),
         slices=(Slice("class=top", 6, 0.0, False),),
     )
     counted = dataclasses.replace(measured, evaluation=few).with_counts().evaluation
@@ -350,12 +350,12 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
 ):
     (version,) = champions.versions(champion)
     exported = shutil.copytree(champion / version.path, tmp_path / "exported")
-    content = json.loads((exported / "evaluation.json").read_text())
+    content = json.loads((exported / "blessing.json").read_text())
     slide = parse_rule("accuracy >= best(8) (within 0.01)")
     store, names = tmp_path / "champions", []
     for accuracy in (0.9, 0.99, 0.999, 0.5):
         content["metrics"]["accuracy"] = accuracy
-        (exported / "evaluation.json").write_text(json.dumps(content))
+        (exported / "blessing.json").write_text(json.dumps(content))
         names.append(publish_next(exported, store, run=str(accuracy)).version)
     shutil.rmtree(store / "versions" / names[2] / "saved_model")
 

@@ -25,7 +25,6 @@ from shardline.components.model_store.champions import current, promote, publish
 from shardline.components.model_store.store import BucketStore, DiskStore, open_store
 from shardline.components.storage import bucket
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
-from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
 
@@ -98,7 +97,6 @@ def test_the_last_champions_are_those_that_led_to_the_present_one(store_uri: str
     assert last() == [third, second, first]
 
     blocked = write_export(tmp_path / "blocked", blessed=False)
-    (blocked / "evaluation.json").write_text(json.dumps(EVALUATION))
     overridden = promote(store_uri, str(blocked), override="the labels were wrong").version
     fourth, fifth = next_version("fourth"), next_version("fifth")
     assert last() == [fifth, fourth, overridden], "what came before an override was given up"
@@ -158,7 +156,6 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
     content: str | None, store_uri: str, tmp_path: Path
 ) -> None:
     exported = write_export(tmp_path / "model")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
     first, store = publish_next(exported, store_uri), open_store(store_uri)
     store.replace("champion.json", content or "", store.read("champion.json"))
     if content is None and isinstance(store, DiskStore):

@@ -54,7 +54,7 @@ def test_examples_that_are_refused(source_module: Path, last: str, message: str)
             r"  features = (Feature('\ud800', 'int64'),)",
             r"feature '\\ud800'",
         ),
-        ("class Source(list):\n  class_names = ['a', 'a']", "not unique: a, a"),
+        ("class Source(list):\n  class_names = ['a', 'a']", "not unique: a"),
         ("class Source(list):\n  class_names = [0, 1]", "class name 0"),
     ],
 )

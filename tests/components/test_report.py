@@ -132,9 +132,7 @@ def test_slices_come_weakest_first_and_the_undecided_last():
 
 def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
     evaluation = make_evaluation(NAMES, slices=[Slice("class=middle", 9, 0.0, True)])
-    confusion = tuple(
-        tuple(0 if column == 1 else count for column, count in enumerate(row)) for row in evaluation.confusion
-    )
+    confusion = tuple(cell for cell in evaluation.confusion if cell[1] != 1)
     worst = zip(evaluation.classes, (0.9, 0.0, 0.5), strict=True)
     scores = [dataclasses.replace(score, f1=f1) for score, f1 in worst]
     page = Page(make_report(dataclasses.replace(evaluation, confusion=confusion, classes=tuple(scores))))
@@ -243,8 +241,8 @@ def test_the_learning_curves_are_found_where_all_attempts_of_a_job_write_them(tm
 
 
 def test_of_a_large_matrix_the_classes_with_the_most_mistakes_are_drawn():
-    matrix = ((9, 1, 0, 0), (0, 10, 0, 0), (3, 0, 5, 2), (0, 0, 0, 0))  # no example of d
-    drawn = draw_confusion(matrix, ("a", "b", "c", "d"), 2)  # a has 4, c 5; b has 1, d has 2
+    cells = ((0, 0, 9), (0, 1, 1), (1, 1, 10), (2, 0, 3), (2, 2, 5), (2, 3, 2))  # no example of d
+    drawn = draw_confusion(cells, ("a", "b", "c", "d"), 2)  # a has 4, c 5; b has 1, d has 2
 
     assert "Confusion matrix of 2 classes: 14 examples on the diagonal, 3 off it." in drawn
     assert re.findall(r">([a-d])<", drawn) == ["a", "c", "a", "c"]

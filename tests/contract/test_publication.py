@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from shardline.components.model_store.store import DiskStore
 from shardline.components.register.component import register, serving_model
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION
-from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import judge_again, write_export
 
 PARENT = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/models/7"
@@ -28,7 +26,6 @@ class Publication:
         self._exported = dsl.Model(uri=str(directory / run))
         if not Path(self._exported.path).exists():
             write_export(Path(self._exported.path), weights=run.encode())
-            (Path(self._exported.path) / "evaluation.json").write_text(json.dumps(EVALUATION))
             judge_again(Path(self._exported.path), self.champion)
         self._serving = dsl.Artifact(uri=str(directory / "serving" / run))
         self._run, self.uploads = run, 0

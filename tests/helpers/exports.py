@@ -10,6 +10,9 @@ from shardline.components.model_store.champions import Version, current, publish
 from shardline.components.model_store.store import VERSION_FILE
 from shardline.trainer.base.files import TEMPORARY
 
+#: The metrics of each of them.
+METRICS = {"accuracy": 0.9, "log_loss": 0.25}
+
 
 def write_export(
     directory: Path, *, blessed: bool = True, weights: bytes = b"weights", judged_against: str = ""
@@ -21,7 +24,7 @@ def write_export(
     (saved_model / "variables" / "variables.index").write_bytes(weights)
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     verdict = {"blessed": blessed, "reason": "accuracy 0.9 is below 0.95", "champion": judged_against}
-    (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
+    (directory / model_store.BLESSING_FILE).write_text(json.dumps({**verdict, "metrics": METRICS}))
     return directory
 
 

@@ -184,3 +184,16 @@ def test_the_uri_of_a_path_in_a_bucket(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "here").mkdir()
     assert files.bucket_uri("/gcs/here/x") == ""
     assert files.bucket_uri("/gcs/there/x") == "gs://there/x"
+
+
+def test_a_json_file_that_no_reader_takes_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evaluation.json"
+    files.write_json(path, {"classes": ["ä"] * 100_000})
+    assert files.read_json(path, DatasetError)["classes"][-1] == "ä"
+    assert path.stat().st_size < 700_000, "indented, it has twice as much"
+
+    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 600_000)
+    with pytest.raises(SettingsError, match=r"evaluation\.json would have 0 MiB, .* fewer classes"):
+        files.write_json(path, {"classes": ["ä"] * 100_000})

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardline.components.configure.changes import describe_changes, read_latest
-from shardline.components.model_store import EvaluationSummary, Export, champions, read_part
+from shardline.components.model_store import Export, champions
 from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs.directory import read_local_record
@@ -24,7 +24,6 @@ from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.metrics.drift import compare, read_profile, render
 from shardline.components.validate.report.model_card import read_training, setting_rows
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
-from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import write_export
 from tests.helpers.mutations import damaged
 
@@ -124,11 +123,6 @@ def publish(directory: Path, content: Any) -> Any:
     return champions.publish(exported, directory / "champion", quality="accuracy 0.9000")
 
 
-def evaluate(directory: Path, content: Any) -> Any:
-    write(directory / "evaluation.json", content)
-    return read_part(directory, "evaluation.json", EvaluationSummary).metrics
-
-
 def read_history(directory: Path, content: Any) -> Any:
     write(directory / "latest.json", content)
     found = read_latest(directory)
@@ -185,8 +179,7 @@ READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
     "champion.json": (read_champion, POINTER),
     "version.json": (read_version, VERSION),
     "export.json": (read_export, {"parameters": 1, "bytes": 2, "versions": {"keras": "3"}}),
-    "blessing.json": (publish, {"blessed": True, "reason": "accuracy"}),
-    "evaluation.json": (evaluate, EVALUATION),
+    "blessing.json": (publish, {"blessed": True, "reason": "accuracy", "metrics": {"accuracy": 0.9}}),
     "latest.json": (read_history, RUN),
     "run.json": (read_run, RECORD),
     "executor_output.json": (read_outputs, OUTPUTS),

@@ -37,7 +37,7 @@ def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
         non_finite=metrics.get("non_finite", 0),
         class_names=("healthy", "ill"),
         classes=(ClassScore("healthy", 170, 0.9, 0.97, 0.93), ClassScore("ill", 10, 0.7, 0.6, 0.65)),
-        confusion=((165, 5), (4, 6)),
+        confusion=((0, 0, 165), (0, 1, 5), (1, 0, 4), (1, 1, 6)),
         mistakes=(),
         metrics={"accuracy": accuracy, **metrics},
         intervals={"accuracy": (accuracy - 0.02, accuracy + 0.02), "recall[class=healthy]": (0.95, 0.99)},

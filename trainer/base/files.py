@@ -27,6 +27,8 @@ TEMPORARY = ".tmp-"
 
 #: Largest size of a settings or JSON file in bytes: the manifest of 100,000 shards has 20 MB.
 MAX_TEXT_BYTES = 64 << 20
+# A longer JSON text is not indented, which would make it several times as large.
+_MAX_INDENTED = 1 << 18
 
 #: Errors of a path that a user named; any other may be gone the next time.
 PATH_ERRORS = {
@@ -211,8 +213,24 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
-    """Writes a JSON file atomically: indented, keys in their order, NaN refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    """Writes a JSON file atomically, as `to_json` returns it."""
+    write_text(path, to_json(value, path.name))
+
+
+def to_json(value: Mapping[str, Any] | list[Any], name: str) -> str:
+    """Returns the text of a JSON file: keys in their order, NaN refused, indented unless it is long.
+
+    Raises SettingsError when it has more bytes than are read.
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    if len(text) <= _MAX_INDENTED:
+        text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    if (size := len(text.encode())) >= MAX_TEXT_BYTES:
+        raise SettingsError(
+            f"{name} would have {size >> 20:,} MiB, and at most {MAX_TEXT_BYTES >> 20} MiB are read; use "
+            "fewer classes, columns or shards"
+        )
+    return text + "\n"
 
 
 def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_BYTES) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -74,8 +75,8 @@ def check_labels(source: Any) -> tuple[Label, ...]:
         for name in class_names:
             if not isinstance(name, str) or not name.isprintable():
                 raise SourceError(f"class name {name!r} is not printable text; rename the class")
-        if len(set(class_names)) != len(class_names):
-            raise SourceError(f"class names are not unique: {', '.join(class_names)}")
+        if twice := [name for name, count in Counter(class_names).items() if count > 1]:
+            raise SourceError(f"class names are not unique: {enumerate_names(twice)}")
         if label.kind == CLASS and len(class_names) < 2:
             found = f"only {class_names[0]!r}" if class_names else "none"
             raise SourceError(

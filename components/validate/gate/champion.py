@@ -121,15 +121,31 @@ def compare(
     if trained_on is not None and trained_on.any():
         challenger, champion = challenger.select(~trained_on), champion.select(~trained_on)
         whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
-    # By now the process has had both models in memory.
-    theirs, leads, unlike = champion.evaluation, dict[str, Lead](), {"peak_memory_mb"}
+    leads = dict[str, Lead]()
     for name, ours in challenger.outcomes.items():
         prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
         leads |= {
             f"{prefix}{metric}": lead for metric, lead in ours.leads(other, challenger.min_slice).items()
         }
-    theirs = _without_metrics(replace(theirs, mistakes=()), unlike)
-    return replace(whole, champion=theirs, leads=leads)
+    return replace(whole, champion=_only_compared(champion.evaluation), leads=leads)
+
+
+def _only_compared(evaluation: Evaluation) -> Evaluation:
+    """Returns a champion's evaluation without what is not compared, or not the same when measured second."""
+    # By now the process has had both models in memory.
+    metrics = {name: value for name, value in evaluation.metrics.items() if name != "peak_memory_mb"}
+    return replace(
+        evaluation,
+        metrics=metrics,
+        intervals={name: ends for name, ends in evaluation.intervals.items() if "[" not in name},
+        numbers=tuple(replace(number, points=()) for number in evaluation.numbers),
+        parts=tuple(map(_only_compared, evaluation.parts)),
+        mistakes=(),
+        confusion=(),
+        calibration=(),
+        roc=(),
+        precision_recall=(),
+    )
 
 
 def _predict_former(
@@ -145,12 +161,6 @@ def _predict_former(
             return collect_outcomes(model, examples)[0], trained_on
     except (ModelError, DatasetError, FileNotFoundError) as error:
         return str(error).partition("; ")[0]  # without the remedy
-
-
-def _without_metrics(evaluation: Evaluation, names: set[str], prefix: str = "") -> Evaluation:
-    metrics = {name: value for name, value in evaluation.metrics.items() if prefix + name not in names}
-    parts = tuple(_without_metrics(part, names, f"{part.label}.") for part in evaluation.parts)
-    return replace(evaluation, metrics=metrics, parts=parts)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:

@@ -271,7 +271,7 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
         chosen = next((item for item in part.slices if item.name == rule.slice), None)
         interval = chosen.interval if chosen and rule.metric == MAIN.get(part.kind) else interval
         if chosen and chosen.decided:
-            return _slice_metric(rule.metric, chosen, part), interval, ""
+            return _slice_metrics(rule.metric, [chosen], part)[0], interval, ""
         note = f"{chosen.examples if chosen else 0:,} examples are too few"
     else:
         value = evaluation.metrics.get(rule.expression)
@@ -284,7 +284,7 @@ def slice_values(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, fl
     part = evaluation.of(rule.label)
     classes = {f"class={name}" for name in part.class_names}
     slices = [item for item in part.slices if rule.metric == MAIN[part.kind] or item.name in classes]
-    return [(item, _slice_metric(rule.metric, item, part)) for item in slices]
+    return list(zip(slices, _slice_metrics(rule.metric, slices, part), strict=True))
 
 
 def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, str]:
@@ -297,11 +297,13 @@ def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, 
     return value, name + (f"; {few:,} with too few examples" if few else "")
 
 
-def _slice_metric(metric: str, item: Slice, evaluation: Evaluation) -> float:
+def _slice_metrics(metric: str, slices: Iterable[Slice], evaluation: Evaluation) -> list[float]:
     main = metric == MAIN[evaluation.kind]
-    if main and not item.name.startswith("label="):
-        return item.value
-    name = item.name.partition("=")[2]
-    score = next(score for score in evaluation.classes if score.name == name)
+    scores = {f"{PARTS[evaluation.kind][0]}={score.name}": score for score in evaluation.classes}
     # For a single label of a multilabel, macro F1 is its F1.
-    return float(score.f1 if main else getattr(score, metric))
+    return [
+        item.value
+        if main and not item.name.startswith("label=")
+        else float(getattr(scores[item.name], "f1" if main else metric))
+        for item in slices
+    ]

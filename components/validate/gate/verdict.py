@@ -405,6 +405,7 @@ def judge(
         blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
         undecided=undecided,
         remedy=_remedy(blocking) if blocking else "examples" * undecided,
+        metrics=evaluation.metrics,
     )
 
 

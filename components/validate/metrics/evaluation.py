@@ -235,14 +235,15 @@ class Evaluation:
         accuracy: Share of right predictions, 0..1; None where the label is not of kind class.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         class_names: Class names in the order of the labels; () for numbers.
-        confusion: Examples by true class (row) and predicted class (column); () where the label is no class.
+        confusion: Numbers of examples, (true class, predicted class, examples), without those of 0; () where
+            the label is no class.
         label, kind: Name and kind of the label, "" where there are several.
         mistakes: The wrong predictions with the highest probability, highest first.
         metrics: Values by the names of metrics, without those that could not be measured.
         slices: By class, then by other features. The value of a class's slice is its recall.
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
-        champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
+        champion: What is compared of the champion's evaluation on the same examples; None if not measured.
         past: Leads over the best of some champions, by metric as in `leads`.
         notes: Remarks on metrics, by name of the metric.
         left_out: Number of examples left out of the comparison, because the champion was trained on them.
@@ -259,7 +260,7 @@ class Evaluation:
     accuracy: float | None = None
     log_loss: float | None = None
     class_names: tuple[str, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
+    confusion: tuple[tuple[int, int, int], ...] = ()
     label: str = LABEL
     kind: str = CLASS
     non_finite: int = 0
@@ -319,8 +320,8 @@ class Evaluation:
         slices: list[Slice] = []
         for part in self.each:
             if part.kind == CLASS:
-                columns = zip(part.class_names, zip(*part.confusion, strict=True), strict=True)
-                missed = {f"class={name}" for name, column in columns if not any(column)}
+                predicted = {part.class_names[column] for _, column, _ in part.confusion}
+                missed = {f"class={name}" for name in part.class_names if name not in predicted}
             else:
                 missed = {f"label={score.name}" for score in part.classes if not score.f1}
             slices += (item for item in part.slices if item.name in missed and item.examples)
@@ -334,7 +335,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of evaluation.json: everything but images and rows of examples."""
-        content = asdict(self)
+        content = asdict(replace(self, champion=None, compared=None, parts=()))
         for mistake in content["mistakes"]:
             del mistake["image"], mistake["values"]
         for name in ("champion", "compared"):

@@ -98,8 +98,10 @@ def _area(scores: npt.NDArray[Any], mine: Ints, influence: Floats) -> tuple[floa
     return roc, pr
 
 
-# Text with more values is not sliced, and numbers with more are sliced at their quartiles.
-_MAX_CATEGORIES, _MAX_NUMBERS = 20, 5
+#: Text with more values is not sliced.
+MAX_CATEGORIES = 20
+# Numbers with more values are sliced at their quartiles.
+_MAX_NUMBERS = 5
 
 # The share of examples that are right, and the metric of one class or label that is its main metric.
 _SHARES = {CLASS: "accuracy", MULTILABEL: "subset_accuracy"}
@@ -113,7 +115,8 @@ class Outcomes(ABC):
     Attributes:
         true: The truth, as it is stored: [n] of classes, else [n, outputs].
         outputs: Outputs of the model, probabilities or numbers, [n, outputs].
-        columns: Further features of the examples by name, each [n], for slices.
+        columns: Further features of the examples by name, each [n], for slices; texts are objects, as one
+            long text widens all of an array of text.
         copies: Group of equal examples that each belongs to, [n]; None where no two are equal.
         groups: Group, such as a patient or a span of time, that each belongs to, [n]: examples of a group are
             not independent. None where only copies are not.
@@ -137,6 +140,11 @@ class Outcomes(ABC):
     def finite_only(self) -> Self:
         """The outcomes of the examples with finite predictions."""
         return self.select(self.finite)
+
+    @cached_property
+    def without_columns(self) -> Self:
+        """The same outcomes without columns, which a slice does not need, and of which there may be many."""
+        return replace(self, columns={})
 
     def select(self, mask: Mask) -> Self:
         """Returns the outcomes of the examples in a mask, [n]."""
@@ -226,7 +234,7 @@ def _slices(columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, Mask
         floats, numbers = (np.issubdtype(column.dtype, dtype) for dtype in (np.floating, np.number))
         finite = np.isfinite(column) if floats else np.full(len(column), True)
         values = np.unique(column[finite])
-        if len(values) <= (_MAX_NUMBERS if numbers else _MAX_CATEGORIES):
+        if len(values) <= (_MAX_NUMBERS if numbers else MAX_CATEGORIES):
             for value in values:
                 yield f"{name}={value:g}" if floats else f"{name}={value}", column == value
         elif numbers:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn import metrics
 
+from shardline.components.text import enumerate_names
 from shardline.components.validate.metrics import intervals
 from shardline.components.validate.metrics.evaluation import (
     MIN_SLICE,
@@ -46,8 +47,9 @@ class ClassOutcomes(Probabilities):
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
-        summary, names = super().summarize(min_slice), self.label.outputs
-        confusion = metrics.confusion_matrix(self.true, self.predicted, labels=list(range(len(names))))
+        summary, classes = super().summarize(min_slice), len(self.label.outputs)
+        cells, counts = np.unique(self.true * classes + self.predicted, return_counts=True)
+        confusion = np.column_stack([*np.divmod(cells, classes), counts])
         return {
             **summary,
             "accuracy": summary["metrics"]["accuracy"],
@@ -165,7 +167,7 @@ class MultilabelOutcomes(Probabilities):
 
         In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
         """
-        part = self.select(mask)
+        part = self.without_columns.select(mask)
         return part.count(part.predicted, present=True)["macro_f1"]
 
     @cached_property
@@ -235,15 +237,22 @@ class RegressionOutcomes(Outcomes):
         """Returns the baseline that always predicts the means in training."""
         means = [spread.mean for spread in trained.spreads] if trained else self.true.mean(axis=0).tolist()
         outputs = np.tile(means, (len(self.true), 1))
-        always = replace(self, outputs=outputs, columns={})
-        leads, names = self.leads(always), LEADS_BY_KIND[REGRESSION]
+        always = replace(self.without_columns, outputs=outputs)
+        leads, names = self.without_columns.leads(always), LEADS_BY_KIND[REGRESSION]
         measured = {name: value for name, value in always.score().items() if name in names}
-        answer = ", ".join(f"{mean:.4g}" for mean in means)
+        answer = enumerate_names([f"{mean:.4g}" for mean in means])
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
     def estimate_main(self, mask: Mask) -> Estimate:
         """Returns the RMSE on the examples of a slice."""
-        return self.select(mask).estimates["rmse"]
+        squares = (self.outputs[mask] - self.true[mask]) ** 2
+        terms, groups = np.column_stack([squares, np.ones(len(squares))]), self._clusters_of(mask)
+
+        def rmse(sums: Floats) -> dict[str, Floats]:
+            return {"": np.sqrt(sums[..., :-1] / sums[..., -1:]).mean(axis=-1)}
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return intervals.jackknife(terms, rmse, groups)[""]
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:

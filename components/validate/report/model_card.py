@@ -298,7 +298,7 @@ def _dataset_rows(manifest: Manifest) -> Rows:
     for label in manifest.labels:
         of = f" of {label.name}" if label.name != LABEL else ""
         if label.kind == REGRESSION:
-            labels.append((f"numbers{of}", ", ".join(_with_units(label))))
+            labels.append((f"numbers{of}", enumerate_names(_with_units(label), _MOST_CLASSES)))
         else:
             plural = "labels" if label.kind == MULTILABEL else "classes"
             labels.append((f"{plural}{of}", f"{len(label.outputs):,}"))

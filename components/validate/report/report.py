@@ -19,6 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
+from scipy import sparse
 
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
@@ -82,16 +83,17 @@ def draw_reliability(points: Sequence[tuple[float, float]], description: str) ->
         return _to_svg(axes, description, legend={"ncols": 2})
 
 
-def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> str:
+def draw_confusion(cells: Sequence[tuple[int, int, int]], names: Sequence[str], most: int) -> str:
     """Draws a confusion matrix, a row per true class; a cell shows its share of the row's examples.
 
     Of more than `most` classes those with the most mistakes, missed or wrongly predicted, are drawn.
     """
-    counts = np.asarray(matrix, dtype=np.int64)
-    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    true, predicted, examples = np.array(cells).T
+    whole = sparse.csr_array((examples, (true, predicted)), shape=(len(names), len(names)))
+    wrong = whole.sum(axis=0) + whole.sum(axis=1) - 2 * whole.diagonal()
     kept = np.sort(np.argsort(-wrong, kind="stable")[:most])
-    short, counts, shares = _shorten([names[i] for i in kept]), counts[kept][:, kept], shares[kept][:, kept]
+    short, counts = _shorten([names[i] for i in kept]), whole[kept][:, kept].toarray()
+    shares = counts / np.maximum(whole.sum(axis=1)[kept, None], 1)
     side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
     colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
     with _axes((side, side), "predicted class", "true class") as axes:
@@ -403,7 +405,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "confusion": confusion and draw_confusion(confusion, names, _MOST_DRAWN_CLASSES),
         "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
         "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
-        "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(confusion)),
+        "wrong": sum(examples for true, predicted, examples in confusion if true != predicted),
         "curves": drawn,
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
         "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
