@@ -12,6 +12,7 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ class Manifest:
         """The column whose equal values are kept in one split, no input of a model; "" for none."""
         return str(self.settings.get("group") or "")
 
-    @property
+    @cached_property
     def time_feature(self) -> str:
         """The feature of `SPLIT_TIME_FEATURES` by which examples were split; "" without a time split."""
         names = [feature.name for feature in self.features if feature.name in SPLIT_TIME_FEATURES]
@@ -244,7 +245,7 @@ class Manifest:
         """The column of the source whose groups, or times, decide the split; "" without one."""
         return self.group or str(self.settings.get("split_by_time") or "")
 
-    @property
+    @cached_property
     def split_columns(self) -> frozenset[str]:
         """Columns that only decide the split: excluded from inputs, slices and drift."""
         return frozenset({self.group, self.time_feature})
@@ -256,7 +257,7 @@ class Manifest:
             raise DatasetError("the dataset is a table: it has no feature 'image'; use a dataset of images")
         return self.inputs["image"]
 
-    @property
+    @cached_property
     def inputs(self) -> Mapping[str, Feature]:
         """Inputs of a model, by name: the image alone, else all columns; a DatasetError without either."""
         if images := {feature.name: feature for feature in self.features if feature.name == "image"}:
