@@ -26,6 +26,7 @@ from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation
+from shardline.components.validate.metrics.scores import MAX_CURVES
 from shardline.components.validate.report.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report.report import Origin, render_report
 from shardline.trainer.base import files
@@ -229,16 +230,7 @@ def validate_artifacts(
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
-    _log_metrics(evaluation, metrics, confusion)
-    curves = [curve for part in evaluation.each for curve in part.roc]
-    # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
-    sliced.metadata["evaluationSlices"] = [
-        {
-            "slice": f"class={curve.name}",
-            "sliceClassificationMetrics": {"confidenceMetrics": _confidence_metrics(curve)},
-        }
-        for curve in curves
-    ]
+    _log_metrics(evaluation, metrics, confusion, sliced)
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
     return blessed, evaluation.quality
@@ -298,9 +290,18 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     fact("exported model", str(out / model_store.SAVED_MODEL))
 
 
-def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
+def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any, sliced: Any) -> None:
     for name, value in evaluation.metrics.items():
         metrics.log_metric(name, value)
+    curves = sorted((curve for part in evaluation.each for curve in part.roc), key=lambda curve: curve.area)
+    # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
+    sliced.metadata["evaluationSlices"] = [
+        {
+            "slice": f"class={curve.name}",
+            "sliceClassificationMetrics": {"confidenceMetrics": _confidence_metrics(curve)},
+        }
+        for curve in curves[:MAX_CURVES]
+    ]
     part = next((part for part in evaluation.each if part.kind == CLASS), None)
     if part is None:
         return

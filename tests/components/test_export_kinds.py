@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate.export import formats
+from shardline.components.validate.export import export, formats
 from shardline.components.validate.export import predictions as golden
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.predictions import name_outputs
@@ -71,6 +71,17 @@ def test_signatures_give_what_the_model_says_of_each_label(case):
 
 def test_a_clean_process_gives_the_golden_answers_of_every_kind(case, clean_process):
     assert golden.ask_golden(clean_process, case[3])().difference < 1e-4
+
+
+def test_of_large_examples_fewer_are_golden(case, monkeypatch):
+    _, manifest, samples, out = case
+    loaded = tf.saved_model.load(str(out / model_store.SAVED_MODEL))
+    room = max(map(len, samples)) + 4 * sum(len(label.outputs) for label in manifest.labels)
+
+    for bytes_, count in ((room * 16, 16), (room * 3, 3), (1, 1)):
+        monkeypatch.setattr(export, "GOLDEN_BYTES", bytes_)
+        golden_set = export.make_golden_set(manifest, loaded, samples)
+        assert count <= len(golden_set["instances"]) == len(golden_set["predictions"]) <= count + 1
 
 
 def test_export_json_names_labels_outputs_and_the_unit_of_differences(case):

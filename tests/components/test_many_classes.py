@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,14 @@ import pytest
 from kfp import dsl
 
 from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
-from shardline.components.validate.evaluate import Assessment
+from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes
+from shardline.components.validate.export.predictions import Predictions
 from shardline.components.validate.gate.champion import compare
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.power import Measured
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
-from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.evaluation import Evaluation, join
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.components.validate.metrics.scores import (
     ClassOutcomes,
@@ -28,10 +32,14 @@ from shardline.components.validate.validation import _log_metrics, _write_outcom
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
+from tests.helpers.datasets import write_labelled
 from tests.helpers.exports import write_export
+from tests.helpers.labels import class_label
 from tests.helpers.reports import EXPORT, TRAINING, make_manifest, make_report
 
 MANY, N = 10_000, 200
+#: Bytes of the metadata of a task's artifacts on Vertex.
+MOST = 131_072
 NAMES = tuple(f"species {index}" for index in range(MANY))
 
 
@@ -63,10 +71,7 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
     assert (exported / EVALUATION_FILE).stat().st_size < 8e6
     assert (exported / BLESSING_FILE).stat().st_size < 5_000, "all that publishing reads"
     assert len(card.to_html()) + len(make_report(evaluation, blessing=blessing)) < 1e6
-    metrics, confusion = dsl.Metrics(), dsl.ClassificationMetrics()
-    _log_metrics(evaluation, metrics, confusion)
-    assert len(metrics.metadata) < 20
-    assert not confusion.metadata
+    assert measure_metadata(evaluation) < MOST
 
     published = champions.publish(exported, store, quality="")
     assert published.metrics == evaluation.metrics
@@ -75,6 +80,37 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
     monkeypatch.setattr(files, "MAX_TEXT_BYTES", 1 << 20)
     with pytest.raises(SettingsError, match=r"evaluation\.json would have \d MiB, .* fewer classes"):
         _write_outcome(evaluation, blessing, card, write_export(tmp_path / "larger"))
+
+
+def measure_metadata(evaluation: Evaluation) -> int:
+    found = dsl.Metrics(), dsl.ClassificationMetrics(), dsl.SlicedClassificationMetrics()
+    _log_metrics(evaluation, *found)
+    return sum(len(json.dumps(each.metadata)) for each in found)
+
+
+def test_the_console_gets_no_more_of_twenty_labels_than_a_task_may_write() -> None:
+    random, n, labels = np.random.default_rng(0), 400, [f"label{index}" for index in range(20)]
+    parts = []
+    for name in labels:
+        true, outputs = random.integers(0, 12, n), random.dirichlet(np.ones(12), n).astype(np.float32)
+        label = class_label((f"a rather long name {index}" for index in range(12)), name)
+        outcomes = ClassOutcomes(label, true, outputs, {}, predicted=outputs.argmax(axis=1))
+        parts.append(Evaluation(fingerprint="", split="test", label=name, **outcomes.summarize(10)))
+
+    assert 10_000 < measure_metadata(join(tuple(parts), {})) < MOST
+
+
+def test_of_many_numbers_the_first_are_drawn_and_all_are_written() -> None:
+    label = Label("label", REGRESSION, tuple(f"number {index}" for index in range(500)))
+    true = np.random.default_rng(0).normal(size=(100, 500))
+    fields = RegressionOutcomes(label, true, true + 0.1, {}).summarize(10)
+    evaluation = Evaluation(fingerprint="", split="test", kind=REGRESSION, outputs=label.outputs, **fields)
+
+    page = make_report(evaluation, manifest=replace(make_manifest(()), labels=(label,)))
+
+    assert page.count("<figcaption>Predicted and true") == 6
+    assert "Shown are the first 40 of 500 numbers" in page
+    assert len(json.dumps(evaluation.to_json())) < 500 * 1_000
 
 
 class Counted(np.ndarray[Any, Any]):
@@ -109,3 +145,29 @@ def test_the_time_for_slices_is_linear_in_the_columns(kind: str, monkeypatch: py
         outcomes.baseline(None)
         found.append(Counted.selected)
     assert found[1] == 4 * found[0]
+
+
+class Guess:
+    """A model of three classes that always gives the same answer."""
+
+    def predict_examples(self, serialized: Any) -> Predictions:
+        shares = np.tile(np.array([0.5, 0.3, 0.2], np.float32), (len(serialized), 1))
+        return Predictions({"label": shares}, {"label": shares.argmax(axis=1)})
+
+
+@pytest.mark.parametrize("cities", [3, 40])
+def test_one_long_text_does_not_make_the_others_long(cities: int, tmp_path: Path) -> None:
+    names = ["x" * 100_000, *(f"city {index}" for index in range(cities - 1))]
+    rows = {"train": 3, "test": 240}
+    manifest = write_labelled(tmp_path, [class_label("abc")], records=rows, cities=names[::-1])
+    guess: Any = Guess()
+
+    tracemalloc.start()
+    outcomes, _ = collect_outcomes(guess, Examples(tmp_path, manifest), 60)
+    slices = outcomes["label"].slices(1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    found = [each for each in slices if each.name.startswith("city=")]
+    assert (len(found), sum(each.examples for each in found)) == ((3, 240) if cities == 3 else (0, 0))
+    assert peak < 20e6, "in one array of text they have 96 MB"

@@ -93,7 +93,7 @@ def test_the_card_says_what_the_model_is_for(kind, use):
 def test_the_console_gets_the_metrics_of_every_kind(kind):
     metrics, confusion = dsl.Metrics(), dsl.ClassificationMetrics()
 
-    _log_metrics(make_kind(kind), metrics, confusion)
+    _log_metrics(make_kind(kind), metrics, confusion, dsl.SlicedClassificationMetrics())
 
     assert metrics.metadata == dict(make_kind(kind).metrics)
     assert bool(confusion.metadata) == (kind == "two")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import tracemalloc
 
 import keras
 import numpy as np
@@ -62,6 +63,13 @@ class OwnSubclass(keras.losses.CategoricalCrossentropy):
 )
 def test_labels_take_the_form_that_loss_and_metrics_need(loss, metrics, form):
     assert choose_form([loss] if loss else [], metrics, 3, 3)[0] == form
+
+
+def test_a_loss_of_ones_own_is_tried_without_a_square_of_many_classes():
+    tracemalloc.start()
+    assert choose_form([own.of_one_hot], [], 10_000, 10_000)[0] == "one-hot"
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
 
 
 def test_a_single_output_takes_0_or_1():

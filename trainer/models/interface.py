@@ -174,12 +174,12 @@ def _probed_form(loss: Any, classes: int) -> LabelForm | None:
     """Returns the first form from which a loss can be computed; None for an adaptive loss, or none."""
     if compiled_name(loss).lower() in _ADAPTIVE:
         return None
-    # Another number of examples than of classes, or the two dimensions could be confused.
-    indices = np.arange(classes + 2) % classes
-    outputs = np.full((classes + 2, classes), 1 / classes, np.float32)
+    # A few examples, but not as many as classes, or the two dimensions could be confused.
+    indices = np.arange(classes + 2 if classes < 30 else 29) % classes
+    outputs = np.full((len(indices), classes), 1 / classes, np.float32)
     forms: tuple[tuple[LabelForm, Any], ...] = (
         ("sparse", indices.astype(np.int64)),
-        ("one-hot", np.eye(classes, dtype=np.float32)[indices]),
+        ("one-hot", (indices[:, None] == np.arange(classes)).astype(np.float32)),
     )
     for form, labels in forms:
         with contextlib.suppress(Exception):  # the user's code runs here and may raise anything

@@ -67,7 +67,8 @@ class NumberScore:
     Attributes:
         bias: Mean of prediction minus truth.
         errors: Quantiles of prediction minus truth, by share: 0.05, 0.25, 0.5, 0.75, 0.95.
-        points: (true, predicted) of some examples, drawn at random where there are many.
+        points: (true, predicted) of some examples, drawn at random where there are many; () where it is not
+            plotted, because there are many numbers.
     """
 
     name: str

@@ -184,8 +184,8 @@ class MultilabelOutcomes(Probabilities):
 
 
 _ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-#: Examples of each number that are plotted.
-MAX_POINTS = 1000
+#: Numbers that are plotted, and examples of each.
+MAX_PLOTTED, MAX_POINTS = 6, 1000
 _SEED = 20170
 
 
@@ -285,7 +285,8 @@ class RegressionOutcomes(Outcomes):
         unit, error = label.units[index] if label.units else "", outputs - true
         if not len(error):
             return NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
-        drawn = np.random.default_rng(_SEED).permutation(len(true))[:MAX_POINTS]
+        most = MAX_POINTS if index < MAX_PLOTTED else 0
+        drawn = np.random.default_rng(_SEED).permutation(len(true))[:most]
         return NumberScore(
             label.outputs[index],
             unit,

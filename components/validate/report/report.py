@@ -409,7 +409,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "curves": drawn,
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
         "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
-        "numbers": [_number_section(score, main.text) for score in evaluation.numbers],
+        "numbers": [_number_section(score, main.text) for score in evaluation.numbers[:MAX_ROWS]],
         "slices": _slice_rows(compared, main, decided=True),
         "small_slices": _slice_rows(compared, main, decided=False),
         "decided": sum(item.decided for item in evaluation.slices),
