@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Number of examples on which an export is compared with its model.
 SAMPLES = 256
 
-#: Examples in the golden set, and their bytes with their outputs', of which JSON makes up to six times as many.
+#: Examples in the golden set, and bytes of them and their outputs; JSON has up to six times as many.
 GOLDEN, GOLDEN_BYTES = 16, 8 << 20
 
 # Examples that the model has not seen come first.
