@@ -120,9 +120,7 @@ class Export:
 
     def write(self, out: Path) -> None:
         """Writes export.json, which completes the export in `out`."""
-        optional = ("compared_examples", "max_difference", "formats", "golden", "training_data")
-        content = {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
-        files.write_json(out / EXPORT_FILE, {"format": "shardline.export", "format_version": 1, **content})
+        files.write_json(out / EXPORT_FILE, asdict(self))
 
     @classmethod
     def read(cls, out: Path) -> Export:

@@ -19,13 +19,8 @@ _SERVED_NAME = "model"
 def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
     """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
 
-    Repeated in the same `run`, it publishes once.
-
-    Raises:
-        ModelError: When `exported` is incomplete or not blessed, the store is damaged, or the champion has
-            changed since the validation.
-        SettingsError, PlatformError: When the model store cannot be reached or written to.
-        RunError: When copying fails.
+    Repeated in the same `run`, it publishes once. Raises ModelError as `champions.publish` does, and
+    SettingsError, PlatformError or RunError when the model store cannot be reached or written to.
     """
     if not champion_uri:
         report("register", "champion_uri is empty: the blessed model is not published")
@@ -46,9 +41,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
 def copy_saved_model(exported: Path, target: Path) -> None:
     """Copies an exported model to `target`/1; `target` is a base path for TensorFlow Serving.
 
-    Raises:
-        ModelError: When `exported` holds no complete export.
-        RunError: When copying fails.
+    Raises ModelError when `exported` holds no complete export, RunError when copying fails.
     """
     Export.read(exported)  # written last: the export is complete
     saved_model = exported / model_store.SAVED_MODEL

@@ -170,7 +170,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     """Exports a model, measures the export and the champion, and raises for rules that cannot be judged."""
     from shardline.components.validate.evaluate import Examples, measure
     from shardline.components.validate.export.formats import measure_formats
-    from shardline.components.validate.export.predictions import start_process
+    from shardline.components.validate.export.predictions import CleanProcess
     from shardline.components.validate.gate.champion import ChampionEvaluation, evaluate_champion
     from shardline.components.validate.gate.rules import NOT_MEASURED, OFF
     from shardline.components.validate.gate.verdict import judge
@@ -184,7 +184,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     few: dict[str, Any] = {"min_slice": 1, "calls": 3}  # the latencies are not reported
     measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
     if export.formats:
-        with start_process() as clean:
+        with CleanProcess() as clean:
             measured = measure_formats(out, export.formats, examples, measured, clean)
     champion = ChampionEvaluation(measured.evaluation)
     if gate.champion_uri:

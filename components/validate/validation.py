@@ -107,7 +107,7 @@ def validate(
         require_store(champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
-    with predictions.start_process() as clean:  # imports TensorFlow while the model is exported here
+    with predictions.CleanProcess() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
             examples,

@@ -71,4 +71,4 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def validations_share_a_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validations in a test's own process ask the shared clean one."""
     shared = contextlib.nullcontext
-    monkeypatch.setattr(golden, "start_process", lambda: shared(request.getfixturevalue("clean_process")))
+    monkeypatch.setattr(golden, "CleanProcess", lambda: shared(request.getfixturevalue("clean_process")))

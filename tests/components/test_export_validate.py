@@ -389,7 +389,7 @@ def weak(dataset, tmp_path_factory, clean_process):
     save(sometimes_wrong(), root / "model")
     task = artifacts(dataset, root / "model", root / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(golden, "start_process", lambda: contextlib.nullcontext(clean_process))
+        patch.setattr(golden, "CleanProcess", lambda: contextlib.nullcontext(clean_process))
         outcome = export_validate(**task, gate={"min_accuracy": 0.95})
     return outcome, task, root
 

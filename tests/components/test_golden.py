@@ -9,6 +9,7 @@ import pytest
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export.predictions import CleanProcess
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Label
 from tests.helpers.labels import class_label
@@ -107,14 +108,14 @@ sys.modules.pop("shardline", None)
     )
     monkeypatch.setattr(golden, "_package_directories", lambda: [str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with golden.CleanProcess() as process:
+    with CleanProcess() as process:
         number = process.ask(tmp_path, {"instances": [1]})
         with pytest.raises(ModelError, match=r"ValueError: \['json'\]$"):
             process.answer(number)
 
 
 def test_a_process_that_dies_is_one_line(exported, clean_process):
-    with golden.CleanProcess() as process:
+    with CleanProcess() as process:
         process._process.kill()
         process._process.wait()
         found = asked(process, exported)
@@ -125,7 +126,7 @@ def test_a_process_that_dies_is_one_line(exported, clean_process):
 
 def test_an_export_that_answers_too_late_is_one_line(exported, monkeypatch):
     monkeypatch.setattr(golden, "_TIMEOUT_S", 0.05)
-    with golden.CleanProcess() as process:
+    with CleanProcess() as process:
         found = asked(process, exported)
 
     assert found.difference == 1.0

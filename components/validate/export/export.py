@@ -64,20 +64,8 @@ def export_model(
 ) -> tuple[Export, Any]:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
-    The SavedModel, which is loaded without Shardline, has these signatures:
-
-    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG or
-      JPEG) of any size; of a table: a tensor [n] per column, named after it;
-    * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
-    * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
-
-    Outputs by kind of label: class has `probabilities`, float32 [n, classes]; `label`, int64 [n], the most
-    probable class; and `label_name`, string [n]. multilabel has `probabilities`, float32 [n, classes], and
-    `labels`, int64 [n, classes] of 0 and 1. regression has `value`, float32 [n], or [n, numbers] for several
-    numbers. With several labels, each output begins with the name of its label, as in `kind_probabilities`.
-
-    A Cloud Storage mount cannot rename a directory: export.json, removed first and written last, marks a
-    complete export.
+    The SavedModel, which is loaded without Shardline, has the signatures `signatures.DEFAULT`, TENSOR of
+    images, and EXAMPLE, with the outputs `predictions.OUTPUTS`.
 
     Args:
         model: Takes the inputs of the manifest's examples, and returns a number per class (one number for two
@@ -178,7 +166,9 @@ def measure_difference(
 
     largest = 0.0
     try:
-        for examples, inputs in signatures.read_batches(manifest, samples):
+        for start in range(0, len(samples), 64):
+            examples = tf.constant(samples[start : start + 64])
+            inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
             expected = {label: values.numpy() for label, values in trained(inputs).items()}
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 answer = loaded.signatures[name](**request)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
+from shardline.components.text import truncate
 from shardline.components.validate.export import clean_process
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
@@ -40,7 +41,8 @@ Floats = npt.NDArray[np.float32]
 #: Seconds that a clean process may take to answer a request, TensorFlow's import included.
 _TIMEOUT_S = 600.0
 
-#: Outputs of a signature by kind of label; probabilities or numbers are first.
+#: Outputs of a signature by kind of label: probabilities, [n, classes], or numbers, [n] or [n, numbers],
+#: float32; then the most probable class, int64 [n], and its name, or 0 or 1 for each label, [n, classes].
 OUTPUTS = {
     CLASS: ("probabilities", "label", "label_name"),
     MULTILABEL: ("probabilities", "labels"),
@@ -159,19 +161,13 @@ class Comparison(NamedTuple):
     description: str = ""
 
 
-def start_process() -> CleanProcess:
-    """Starts a clean process, a context manager."""
-    return CleanProcess()
-
-
 def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
     """Sends the golden requests of an export to a clean process.
 
     Returns a function that waits for the answers and compares them; without answers the difference is 1.
     """
     export = Export.read(exported)
-    golden = export.golden or {}
-    request = {name: golden[name] for name in ("signature_name", "instances")}
+    request = {name: (export.golden or {})[name] for name in ("signature_name", "instances")}
     number = process.ask(exported / model_store.SAVED_MODEL, request)
 
     @functools.cache
@@ -209,8 +205,8 @@ def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) ->
         for example, (row, values) in enumerate(zip(predictions, actual, strict=True)):
             given, right = [row[name] for name in others], _follow(label, values)
             if given != right and np.isfinite(values).all():
-                text = f"example {example}: {', '.join(others)} {given} instead of {right}"
-                found.append(Comparison(1.0, text))
+                texts = f"{truncate(given, 80)} instead of {truncate(right, 80)}"
+                found.append(Comparison(1.0, f"example {example}: {', '.join(others)} {texts}"))
     return found
 
 

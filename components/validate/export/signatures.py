@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
 from shardline.trainer.models.head import Heads, output_order, to_predictions
 
-#: What a client sends: encoded images, or the columns of a table by name.
+#: What a client sends: whole encoded files, PNG or JPEG of any size, string [n], or the columns of a table,
+#: [n] each, by name.
 DEFAULT = "serving_default"
 
-#: Decoded images.
+#: Decoded images, uint8 [n, height, width, channels].
 TENSOR = "serving_tensor"
 
-#: Serialized tf.train.Example, as a dataset holds them; label and key are not needed.
+#: Serialized tf.train.Example, as a dataset holds them, string [n]; label and key are not needed.
 EXAMPLE = "serving_example"
 
 #: The argument of each signature that has only one.
@@ -56,7 +57,7 @@ Function = Any
 def make_signatures(
     model: keras.Model, manifest: Manifest, heads: Heads, prepare: Prepare | None = None
 ) -> dict[str, Function]:
-    """Returns the signatures of a model by name, as `export.export_model` documents them.
+    """Returns the signatures of a model by name, which have the outputs `predictions.OUTPUTS`.
 
     `prepare` transforms a dataset's inputs for the model. Raises ModelError when it has operations that no
     server supports.
@@ -117,13 +118,6 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
     stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
     images = tf.stack([decode.encode_stored(image, manifest.image) for image in stored])
     return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
-
-
-def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple[tf.Tensor, Any]]:
-    """Yields serialized examples in batches of up to 64, and the inputs of the model parsed from them."""
-    for start in range(0, len(samples), 64):
-        examples = tf.constant(samples[start : start + 64])
-        yield examples, decode.parse_batch(examples, manifest.inputs, manifest.labels)[0]
 
 
 def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:

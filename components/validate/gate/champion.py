@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
@@ -35,9 +34,6 @@ from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
-
-if TYPE_CHECKING:
-    from shardline.components.validate.evaluate import Assessment
 
 #: Examples that must remain for a comparison with the champion, where others are left out.
 MIN_COMPARED = 50
@@ -132,11 +128,10 @@ def compare(
 
 def _only_compared(evaluation: Evaluation) -> Evaluation:
     """Returns a champion's evaluation without what is not compared, or not the same when measured second."""
-    # By now the process has had both models in memory.
-    metrics = {name: value for name, value in evaluation.metrics.items() if name != "peak_memory_mb"}
     return replace(
         evaluation,
-        metrics=metrics,
+        # By now the process has had both models in memory.
+        metrics={name: value for name, value in evaluation.metrics.items() if name != "peak_memory_mb"},
         intervals={name: ends for name, ends in evaluation.intervals.items() if "[" not in name},
         numbers=tuple(replace(number, points=()) for number in evaluation.numbers),
         parts=tuple(map(_only_compared, evaluation.parts)),
