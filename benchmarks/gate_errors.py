@@ -26,6 +26,7 @@ from benchmarks.error_rates import (
     grouped,
     slices,
     slides,
+    tables,
 )
 from benchmarks.simulated import DIFFER, shares_of_verdicts
 from shardline.trainer.data.features import CLASS, REGRESSION
@@ -150,6 +151,24 @@ def print_grouped(run: Run, draws: int) -> None:
     print_table(["data", "intervals over", *missed, "equal model blocked"], rows)
 
 
+def print_tables(run: Run, draws: int) -> None:
+    """Prints coverage on tables of few and of many values, over rows, and over rows that differ."""
+    cases = [
+        (combinations, n, by_content, draws // 2)
+        for combinations in (100, 10**9)
+        for n in (1_000, 20_000)
+        for by_content in (False, True)
+    ]
+    rows = [
+        [f"{combinations:,}", f"{n:,}", "different rows" if by_content else "rows"]
+        + [percent(share) for share in (it.accuracy, it.lead, it.equal, it.worse)]
+        for (combinations, n, by_content, _), it in zip(cases, run(tables, cases), strict=True)
+    ]
+    missed = [f"{what}: interval misses (5 % meant)" for what in ("accuracy", "lead")]
+    blocked = ["equal model blocked", "3.2 points worse blocked"]
+    print_table(["combinations of values", "rows", "intervals over", *missed, *blocked], rows)
+
+
 def print_models(run: Run, draws: int) -> None:
     """Prints the table of simulated models of docs/judging.md, which is the same for any number of draws."""
     print("\n".join(rows_of_models()))
@@ -185,6 +204,7 @@ TABLES = {
     "slide": print_slide,
     "slices": print_slices,
     "grouped": print_grouped,
+    "tables": print_tables,
     "models": print_models,
 }
 

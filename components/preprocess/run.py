@@ -266,6 +266,14 @@ def _report(manifest: Manifest) -> None:
             f"{manifest.duplicates.straddling:,} groups of equal examples are in more than one split "
             f"({', '.join(manifest.duplicates.named[0])}); key=content keeps them together"
         )
+    if manifest.duplicates.by_chance:
+        share = f"{manifest.duplicates.examples / manifest.records:.0%} of the rows equal an earlier one"
+        messages.append(
+            f"warning: {share} by chance, and key=content moves them to one split together, with their "
+            "label: name a column as key, or leave key=content out"
+            if manifest.has_copies
+            else f"{share}: in so few values that is chance, and they count as independent examples"
+        )
     for message in messages:
         progress.report(_TOPIC, message)
     progress.fact("dataset", manifest.fingerprint)

@@ -243,8 +243,9 @@ def collect_outcomes(
             worst += [(wrong, -(seen + index), mistake) for wrong, index, mistake in mistakes]
             worst[:] = sorted(worst, reverse=True)[:MAX_MISTAKES]
         seen += len(batch.keys)
-        hashes = _hash_examples(batch, examples.manifest)
-        copies += [distinct.setdefault(digest, len(distinct)) for digest in hashes]
+        if examples.manifest.has_copies:
+            hashes = _hash_examples(batch, examples.manifest)
+            copies += [distinct.setdefault(digest, len(distinct)) for digest in hashes]
         # The images themselves, and all texts, would not fit in memory.
         batches.append(
             replace(batch, images=None, records=None, columns=_take_sliced(batch.columns, categories))
@@ -257,7 +258,7 @@ def collect_outcomes(
     by = [b.groups for b in batches if b.groups is not None]
     shared = {
         "columns": {name: np.concatenate([b.columns[name] for b in batches]) for name in columns},
-        "copies": np.array(copies) if len(distinct) < seen else None,
+        "copies": np.array(copies) if len(distinct) < len(copies) else None,
         "groups": number_groups(np.concatenate(by), by_time=not examples.manifest.group) if by else None,
     }
     joined, outcomes = Predictions.join(answers), dict[str, Outcomes]()

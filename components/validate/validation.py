@@ -191,6 +191,7 @@ def _measure(
     notes = {
         "golden_difference": golden.description,
         "constant_labels": enumerate_names(constant, separator="; "),
+        "leaked": "" if examples.manifest.has_copies else "equal rows are chance, no copies",
     }
     return measure_formats(
         out, export.formats or (), examples, measured.with_metrics(notes, **metrics), clean

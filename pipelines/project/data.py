@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from shardline.components.preprocess.images.structure import read_header
+from shardline.components.preprocess.plan.digests import are_rows_alike
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import SMALLEST, PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -138,7 +139,11 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     keys = {"key": roles["key"][0]} if "key" in roles else {}
     mixed = {name: "text" for name in used if table.types[name] == "string" and _is_mixed(counts[name])}
     parameters: dict[str, Any] = {"source": f"table:{path}", "label": label or LABEL, "columns": mixed}
-    parameters |= {"features": {**keys, **(used if left_out else {})}} | ({} if keys else {"key": "content"})
+    parameters |= {"features": {**keys, **(used if left_out else {})}}
+    if not keys and not are_rows_alike(
+        (counts[name] + Counter({None: missing[name]}) for name in used), rows
+    ):
+        parameters["key"] = "content"
     parameters |= {"group": roles["group"][0]} if "group" in roles else {}
     parameters |= {"split_by_time": roles["time"][0]} if "time" in roles else {}
     label_kind, shown = _label(path, table, target, counts[target.columns[0]], parameters)

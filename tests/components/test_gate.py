@@ -105,6 +105,11 @@ def test_copies_count_as_one_example(champion, tmp_path):
     judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
     assert judged.reason == "test examples: 40, below 50 (80 with their copies)"
 
+    chance = dataclasses.replace(manifest, splits=splits, duplicates=manifests.Duplicates(40, by_chance=True))
+    rows = measure(saved_model, Examples(tmp_path, chance)).evaluation
+    assert rows.metrics["examples"] == 80
+    assert np.ptp(rows.intervals["accuracy"]) < np.ptp(found.intervals["accuracy"])
+
 
 def test_calibration_is_that_of_every_example(measured):
     bins, outcomes = measured.evaluation.calibration, measured.outcomes["label"]

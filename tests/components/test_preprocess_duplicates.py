@@ -62,3 +62,24 @@ def test_the_split_by_content_does_not_depend_on_names(tmp_path: Path) -> None:
         [example["image"] for example in read_all(tmp_path / name)] for name in ("before", "after")
     )
     assert before == after
+
+
+TABLES = {
+    "coarse": lambda number: (number % 3, "pq"[number % 2]),
+    "one of many values": lambda number: (number % 3, number / 7),
+    "a text": lambda number: (number % 3, f"the words of {number}"),
+}
+
+
+@pytest.mark.parametrize("key", ["path", "content"])
+@pytest.mark.parametrize("kind", TABLES)
+def test_equal_rows_are_copies_unless_chance_makes_them_equal(tmp_path: Path, kind: str, key: str) -> None:
+    rows = [",".join(map(str, (*TABLES[kind](index // 2), "ab"[index % 4 // 2]))) for index in range(400)]
+    (tmp_path / "rows.csv").write_text("\n".join(["first,second,label", *rows]))
+
+    manifest = run(f"table:{tmp_path}/rows.csv", tmp_path / "out", key=key)
+
+    found = manifest.duplicates
+    assert (found.by_chance, manifest.has_copies) == (kind == "coarse", kind != "coarse" or key == "content")
+    assert found.examples >= 200
+    assert bool(found.straddling) == (kind != "coarse" and key == "path")

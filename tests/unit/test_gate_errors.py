@@ -74,6 +74,14 @@ def test_intervals_over_groups_cover_the_truth_where_those_over_rows_do_not(
     assert by_group.blocked <= most(_MEANT, draws)
 
 
+@pytest.mark.parametrize("combinations", [100, 10**9])
+def test_intervals_over_rows_of_a_table_cover_the_truth_and_find_a_worse_model(combinations: int) -> None:
+    draws = 150
+    found = error_rates.tables(combinations, 2_000, False, draws)
+    assert max(found.accuracy, found.lead, found.equal) <= most(_MEANT, draws)
+    assert found.worse > 0.8
+
+
 def test_the_page_on_judging_has_the_table_of_simulated_models() -> None:
     page = (Path(__file__).parents[2] / "docs" / "judging.md").read_text(encoding="utf-8")
     assert [row for row in gate_errors.rows_of_models() if row not in page] == []  # shows what differs

@@ -74,6 +74,14 @@ def test_what_repeats_for_a_customer_is_the_group_where_there_is_no_time(tmp_pat
     assert (parameters["key"], "stratify" in parameters) == ("content", False)
 
 
+def test_rows_that_chance_makes_equal_are_not_kept_together(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    rows = [f"{'xyz'[i % 3]},{'pq'[i % 2]},,{'ab'[i // 7 % 2]}" for i in range(80)]
+    path.write_text("\n".join(["first,second,empty,label", *rows]))
+
+    assert "key" not in inspect(str(path), "label", "").parameters
+
+
 @pytest.mark.parametrize("label", ["price", "kind", "multilabel:shop", "class:kind"])
 @pytest.mark.parametrize("kind", ["table", "text"])
 def test_a_project_has_parameters_of_the_pipeline_and_a_model_of_its_kind(

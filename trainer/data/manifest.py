@@ -78,13 +78,15 @@ class Duplicates:
 
     Attributes:
         examples: Number of examples that repeat an earlier one.
-        straddling: Number of groups of equal examples in more than one split (leakage).
+        straddling: Number of groups of equal examples in more than one split (leakage); 0 if `by_chance`.
         named: Keys of the first such groups, each as "split: key".
+        by_chance: Whether chance makes rows of this table equal, as no column has many values.
     """
 
     examples: int = 0
     straddling: int = 0
     named: tuple[tuple[str, ...], ...] = ()
+    by_chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,11 @@ class Manifest:
     def class_names(self) -> tuple[str, ...]:
         """Name of each class of the only label, by index; () for numbers, and for several labels."""
         return self.labels[0].class_names if len(self.labels) == 1 else ()
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether equal examples are copies of one, rather than independent rows of a table of few values."""
+        return not self.duplicates.by_chance or self.settings.get("key") == "content"
 
     @property
     def is_classes(self) -> bool:

@@ -110,7 +110,7 @@ def render_manifest(manifest: Manifest) -> str:
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
     found = manifest.duplicates
     groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
-    groups = groups if found.straddling else "none across splits"
+    groups = groups if found.straddling else "by chance" if found.by_chance else "none across splits"
     duplicates = f"{found.examples:,} repeat another example, {groups}" if found.examples else "none"
     labels = []
     for label in manifest.labels:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from struct import iter_unpack
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -32,6 +33,9 @@ _SOURCE_SPLITS = (None, *SPLITS)
 HASH_BYTES = 8
 
 _BLOCK = HASH_BYTES * 4096
+
+# Other rows with which a row with copies may share a value of its own.
+_FEW_OTHERS = 2
 
 # Hashes that are compared in memory at a time (about 10 MB with temporary arrays).
 _HASHES_IN_MEMORY = 262_144
@@ -128,6 +132,19 @@ def assign_splits(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
         codes[start:end] = SPLITS.index(split)
         start = end
     return codes
+
+
+def are_rows_alike(columns: Iterable[Counter[Any]], rows: int) -> bool:
+    """Whether a row shares its value of each column with many others, so that chance makes whole rows equal.
+
+    Of a column with many values, a row shares its own with the row's copies alone. `columns` has the counts
+    of the values of each, in all rows or a sample of them.
+    """
+    return all(
+        sum(count * (count - 1) for count in counts.values()) * (rows - 1)
+        > _FEW_OTHERS * counts.total() * (counts.total() - 1)
+        for counts in columns
+    )
 
 
 def points_from_key_hashes(hashes: bytes, salt: int) -> Numbers:

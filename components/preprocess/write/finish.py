@@ -6,19 +6,21 @@ import hashlib
 import heapq
 import json
 import os
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import google_crc32c
 import numpy as np
 
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.digests import find_repeated
+from shardline.components.preprocess.plan.digests import are_rows_alike, find_repeated
 from shardline.components.preprocess.plan.image_locations import NO_LOCATION
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE
+from shardline.components.preprocess.tfrecord.example import parse_entries
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import markers
 from shardline.components.preprocess.write.markers import FoundMarker, Images, Marker
@@ -29,6 +31,8 @@ from shardline.trainer.data.manifest import SPLITS, Duplicates, Manifest, Shard,
 
 #: Groups of equal examples that are named in the manifest, and the most keys of one of them.
 _NAMED, _NAMED_KEYS = 20, 10
+# Rows that tell how many others share the value of a column.
+_SAMPLED_ROWS = 5000
 
 
 def describe(plan: Plan, work: WorkDirectory) -> Manifest:
@@ -68,7 +72,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         records_in=plan.records_in,
         rejected=dict(sorted(plan.rejected.items())),
         converted=images.converted,
-        duplicates=_find_duplicates(plan, work, done),
+        duplicates=_find_duplicates(plan, work, done, is_table=not images.channels),
         keys=_write_keys(plan, work),
         anomalies=plan.anomalies,
     )
@@ -150,7 +154,9 @@ def _fingerprint(labels: Sequence[Label], features: Sequence[Feature], splits: M
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMarker]) -> Duplicates:
+def _find_duplicates(
+    plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMarker], *, is_table: bool
+) -> Duplicates:
     shards = plan.shards
     starts = np.array([0, *accumulate(shard.records for shard in shards)])
     split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)
@@ -171,6 +177,9 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
             groups.append((-int(splits[group]), members))
         groups = heapq.nsmallest(_NAMED, groups)
 
+    if repeats and is_table and _are_rows_alike(plan, work):
+        return Duplicates(repeats, by_chance=True)
+
     def name(number: int) -> str:
         index = int(np.searchsorted(starts, number, side="right")) - 1
         shard, position = shards[index], number - int(starts[index])
@@ -183,3 +192,13 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
 
     named = tuple(tuple(map(name, members)) for _, members in groups)
     return Duplicates(examples=repeats, straddling=straddling, named=named)
+
+
+def _are_rows_alike(plan: Plan, work: WorkDirectory) -> bool:
+    largest = max(plan.shards, key=lambda shard: shard.records)  # a random sample
+    blocks = records.read(work.records_path(largest.file))
+    columns: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in islice((row for block in blocks for row in block.features()), _SAMPLED_ROWS):
+        for name, (_, values) in parse_entries(row).items():
+            columns[name][str(values)] += 1
+    return are_rows_alike(columns.values(), plan.records)
