@@ -127,11 +127,6 @@ class Export:
         """Reads export.json, with defaults for missing fields; raises ModelError as `read_part` does."""
         return read_part(out, EXPORT_FILE, cls)
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes of the only label; () for numbers, and for several labels."""
-        return self.labels[0].class_names if len(self.labels) == 1 else ()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

@@ -70,8 +70,8 @@ def export_model(
     Args:
         model: Takes the inputs of the manifest's examples, and returns a number per class (one number for two
             classes) or per number; with several labels a dict of these, or a list.
-        manifest: Manifest of the dataset that the model was trained on.
-        out: Output directory. An earlier validation in it is removed.
+        manifest: That of the training's dataset.
+        out: Output directory, from which an earlier validation is removed.
         model_file: The model.keras that the model was loaded from, with its input transform next to it.
         samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
         settings: Settings of the training, for export.json.

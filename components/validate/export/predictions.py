@@ -75,11 +75,6 @@ class Predictions:
 
         return cls(joined("outputs"), joined("classes"))
 
-    def reversed(self) -> Predictions:
-        """Returns the predictions in reverse order."""
-        parts: tuple[Mapping[str, Any], ...] = (self.outputs, self.classes)
-        return Predictions(*({name: values[::-1] for name, values in part.items()} for part in parts))
-
 
 def name_outputs(labels: Sequence[Label]) -> dict[str, tuple[str, ...]]:
     """Returns the names of a signature's outputs by name of the label, in the order of `OUTPUTS`.
@@ -142,16 +137,6 @@ def max_difference(
 ) -> float:
     """Returns the largest of the `differences`."""
     return float(differences(expected, actual, deviations).max(initial=0.0))
-
-
-def max_difference_of(
-    ours: Predictions, theirs: Predictions, deviations: Mapping[str, Sequence[float]]
-) -> float:
-    """Returns the largest difference between predictions for the same examples, over all labels."""
-    return max(
-        max_difference(values, theirs.outputs[name], deviations.get(name, ()))
-        for name, values in ours.outputs.items()
-    )
 
 
 class Comparison(NamedTuple):

@@ -39,7 +39,7 @@ EXAMPLE = "serving_example"
 #: The argument of each signature that has only one.
 IMAGES, PIXELS, EXAMPLES = "images", "pixels", "examples"
 
-#: Number of requests that `measure_costs` uses.
+#: Number of requests that `measure_costs` uses, and of examples in a batch.
 REQUESTS = 32
 
 #: Timed calls of each kind, at most.
@@ -47,7 +47,6 @@ CALLS = 100
 
 _WARM_UP = 3
 _TIMING_S = 1.0
-_BATCH = 32
 _MB = 1e6
 
 #: A `tf.function`, for which TensorFlow has no type.
@@ -208,17 +207,18 @@ def measure_costs(
     is the largest resident size of this process, TensorFlow included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
-    single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
+    single, batched = (time_calls(serve, requests, size, calls) for size in (1, REQUESTS))
     some = requests[:REQUESTS]
-    batched_outputs, reversed_outputs = serve(some), serve(some[::-1]).reversed()
-    single_outputs = Predictions.join([serve(some[i : i + 1]) for i in range(int(some.shape[0]))])
+    reversed_outputs = {name: values[::-1] for name, values in serve(some[::-1]).outputs.items()}
+    single_outputs = Predictions.join([serve(some[i : i + 1]) for i in range(int(some.shape[0]))]).outputs
     return {
         **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
         **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
-        "throughput": _BATCH / float(np.mean(batched)),
+        "throughput": REQUESTS / float(np.mean(batched)),
         # The effect of batch size and order on the outputs.
         "batch_difference": max(
-            predictions.max_difference_of(batched_outputs, others, model.deviations)
+            predictions.max_difference(values, others[name], model.deviations.get(name, ()))
+            for name, values in serve(some).outputs.items()
             for others in (reversed_outputs, single_outputs)
         ),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,

@@ -27,7 +27,14 @@ from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
 from shardline.components.validate.gate.power import POWER, PairedTest
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import Blessing
-from shardline.components.validate.metrics.evaluation import Curve, Evaluation, Interval, Lead, NumberScore
+from shardline.components.validate.metrics.evaluation import (
+    Bin,
+    Curve,
+    Evaluation,
+    Interval,
+    Lead,
+    NumberScore,
+)
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
 from shardline.components.validate.report.model_card import TrainingRecord, fact_tables, make_calls
 from shardline.trainer.base import files
@@ -75,12 +82,14 @@ _LABEL_LENGTHS = (14, 20, 28, 36)
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
 
-def draw_reliability(points: Sequence[tuple[float, float]], description: str) -> str:
+def draw_reliability(bins: Sequence[Bin]) -> str:
     """Draws how often predictions of some probability are right, with the diagonal where both are equal."""
+    points = [(each.confidence, each.accuracy) for each in bins]
+    described = (f"{b.accuracy:.2f} right of {b.examples:,} at confidence {b.confidence:.2f}" for b in bins)
     with _axes((4.2, 4.7), "confidence", "right", shares=True) as axes:
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
         axes.plot(*zip(*points, strict=True), "-o", color=FIRST, markersize=4, label="measured")
-        return _to_svg(axes, description, legend={"ncols": 2})
+        return _to_svg(axes, f"Reliability: {', '.join(described)}.", legend={"ncols": 2})
 
 
 def draw_confusion(cells: Sequence[tuple[int, int, int]], names: Sequence[str], most: int) -> str:
@@ -384,12 +393,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
     bins, names, confusion = evaluation.calibration, evaluation.class_names, evaluation.confusion
     drawn = {}
     if bins:
-        described = (
-            f"{b.accuracy:.2f} right of {b.examples:,} at confidence {b.confidence:.2f}" for b in bins
-        )
-        points = [(each.confidence, each.accuracy) for each in bins]
-        description = f"Reliability: {', '.join(described)}."
-        drawn["Calibration"] = draw_reliability(points, description)
+        drawn["Calibration"] = draw_reliability(bins)
     if roc := evaluation.roc:
         drawn["ROC"] = draw_curves(roc, "ROC", "false positive rate", "true positive rate")
     if recall := evaluation.precision_recall:
@@ -442,15 +446,12 @@ def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
 
 
 def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[str, Any]:
-    drawn = {}
-    if score.points:
-        drawn["Predicted and true"] = draw_predictions(score)
     return {
         "name": score.name,
         "unit": score.unit,
         "values": [text(score.rmse), text(score.mae), format_difference(score.bias, text)],
         "errors": [(share, format_difference(value, text)) for share, value in score.errors.items()],
-        "plots": drawn,
+        "plots": {"Predicted and true": draw_predictions(score)} if score.points else {},
     }
 
 
