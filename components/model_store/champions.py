@@ -228,10 +228,10 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
 def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = "") -> Version:
     """Makes a version, or the model of a validated directory (gs:// too), the champion by hand.
 
-    `wanted` is the name of a version, or "latest"; anything else, such as a path with a slash, is a directory.
-    `override` is the reason for promoting a model that is not blessed, and is kept. Raises ModelError when
-    there is no such version or validation, it is not blessed and there is no override, it is the champion
-    already, or the champion has changed meanwhile.
+    `wanted` is the name of a version or "latest", else, such as a path with a slash, a directory; `override`
+    the reason for promoting a model that is not blessed, and is kept. Raises ModelError when there is no such
+    version or validation, it is not blessed and there is no override, it is the champion already, or the
+    champion has changed meanwhile.
     """
     require_store(champion)
     store = open_store(champion)

@@ -68,7 +68,7 @@ def test_a_converted_model_is_measured_on_the_examples_of_the_export(name, valid
     assert found.size_mb == recorded["bytes"] / 1e6 == (out / recorded["file"]).stat().st_size / 1e6
     assert 0 < found.latency_p50_ms <= found.latency_p95_ms
     assert found.interval[0] <= found.value <= found.interval[1]
-    assert found.value == pytest.approx(exported.accuracy, abs=0.02)
+    assert found.value == pytest.approx(exported.metrics["accuracy"], abs=0.02)
     assert found.max_difference < 1e-5
 
 

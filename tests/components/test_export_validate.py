@@ -247,9 +247,9 @@ def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, eva
     right = int((predicted == labels).sum())
     assert 0 < right < TEST_RECORDS
     assert found.examples == TEST_RECORDS
-    assert found.accuracy == right / TEST_RECORDS
+    assert found.metrics["accuracy"] == right / TEST_RECORDS
     own_loss = -np.log(probabilities[np.arange(TEST_RECORDS), labels]).mean()
-    assert found.log_loss == pytest.approx(own_loss, abs=1e-6)
+    assert found.metrics["log_loss"] == pytest.approx(own_loss, abs=1e-6)
     assert found.non_finite == 0
     pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
     assert found.confusion == tuple((*pair, count) for pair, count in sorted(pairs.items()))
@@ -286,7 +286,7 @@ def test_raw_images_are_evaluated_alike(exported, evaluated, tmp_path):
     ours, plain = evaluate(exported[1] / model_store.SAVED_MODEL, tmp_path), evaluated
 
     assert ours.confusion == plain.confusion
-    assert ours.log_loss == pytest.approx(plain.log_loss)
+    assert ours.metrics["log_loss"] == pytest.approx(plain.metrics["log_loss"])
     assert [one.key for one in ours.mistakes] == [one.key for one in plain.mistakes]
     assert Image.open(io.BytesIO(ours.mistakes[0].image)).size == SHAPE[:2]
 
@@ -407,7 +407,7 @@ def test_a_good_model_is_blessed(good):
     assert json.loads((tmp_path / "out/blessing.json").read_text())["blessed"] is True
     assert (tmp_path / "out/model.keras").read_bytes() == (tmp_path / "model/model.keras").read_bytes()
     evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
-    assert (evaluation["accuracy"], evaluation["examples"]) == (1.0, TEST_RECORDS)
+    assert (evaluation["metrics"]["accuracy"], evaluation["examples"]) == (1.0, TEST_RECORDS)
     facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
     assert facts == {
         "quality": ("accuracy 1.0000", "accuracy 1.0000 on 90 examples"),
@@ -421,7 +421,7 @@ def test_a_good_model_is_blessed(good):
 
 def test_a_weak_model_is_not_blessed(weak):
     exported = weak[2] / "out/exported"
-    accuracy = json.loads((exported / model_store.EVALUATION_FILE).read_text())["accuracy"]
+    accuracy = json.loads((exported / model_store.EVALUATION_FILE).read_text())["metrics"]["accuracy"]
     blessing = json.loads((exported / model_store.BLESSING_FILE).read_text())
 
     assert blessing["blessed"] is False
@@ -437,7 +437,7 @@ def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     assert not blessing.blessed
     assert "examples with non-finite output: 90, not 0" in blessing.reason
     evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
-    assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
+    assert (evaluation["non_finite"], evaluation["metrics"].get("log_loss")) == (TEST_RECORDS, None)
     assert evaluation["mistakes"][0]["probability"] is None
     assert "probability not finite" in (tmp_path / "out/report.html").read_text()
     # It agrees with itself, and NaN is null in its golden set.

@@ -52,7 +52,7 @@ def champion(dataset, tmp_path_factory):
     outcome = validate(
         save(band_model(**PRESENT), work), dataset, work / "out", gate=Gate(parse_rules(["accuracy >= 0.3"]))
     )
-    publish_next(work / "out", work / "champions", accuracy=outcome.evaluation.accuracy)
+    publish_next(work / "out", work / "champions", accuracy=outcome.evaluation.metrics["accuracy"])
     return work / "champions"
 
 
@@ -100,7 +100,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
 
     found = measure(saved_model, Examples(tmp_path, dataclasses.replace(manifest, splits=splits))).evaluation
 
-    assert (found.examples, found.accuracy) == (80, alone.accuracy)
+    assert (found.examples, found.metrics["accuracy"]) == (80, alone.metrics["accuracy"])
     assert found.intervals["accuracy"] == alone.intervals["accuracy"]
     judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
     assert judged.reason == "test examples: 40, below 50 (80 with their copies)"
@@ -132,7 +132,8 @@ def test_intervals_hold_their_value(measured):
         lower, upper = evaluation.intervals[name]
         assert lower < evaluation.metrics[name] < upper
     # The normal approximation of a share's interval.
-    half = 1.96 * np.sqrt(evaluation.accuracy * (1 - evaluation.accuracy) / TEST_RECORDS)
+    share = evaluation.metrics["accuracy"]
+    half = 1.96 * np.sqrt(share * (1 - share) / TEST_RECORDS)
     lower, upper = evaluation.intervals["accuracy"]
     assert upper - lower == pytest.approx(2 * half, rel=0.15)
 
@@ -144,7 +145,7 @@ def test_the_evaluation_can_be_written(measured):
     lead = evaluation.leads["accuracy"]
     assert lead.p == 0.5
     assert -0.05 < lead.interval[0] < 0 < lead.interval[1] < 0.05
-    assert content["champion"]["metrics"]["accuracy"] == content["accuracy"]
+    assert content["champion"]["metrics"]["accuracy"] == content["metrics"]["accuracy"]
     assert content["champion"]["champion"] is None
 
 
@@ -368,7 +369,7 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
 
     past = found.evaluation.past["accuracy"]
     assert (found.champion, past.version, past.compared) == (names[3], names[1], 3)
-    assert past.value == found.evaluation.accuracy
+    assert past.value == found.evaluation.metrics["accuracy"]
     assert past.lead.difference == 0
     assert f"{names[2]} is left out: cannot load the exported model" in past.note
     told = [event.text for event in events if event.text.startswith("measuring")]

@@ -56,7 +56,8 @@ def test_intervals_are_over_patients_and_every_page_says_so(tmp_path: Path) -> N
     tested = len({*stored(tmp_path / "data", "patient")["test"]})
     assert found.groups == Grouping("patient", by_time=False, count=tested)
     assert 20 < tested < 40
-    rows = 2 * 1.96 * np.sqrt(found.accuracy * (1 - found.accuracy) / found.examples)
+    share = found.metrics["accuracy"]
+    rows = 2 * 1.96 * np.sqrt(share * (1 - share) / found.examples)
     lower, upper = found.intervals["accuracy"]
     assert upper - lower > 2.5 * rows
     pages = [tmp_path / "out" / name for name in (model_store.REPORT_FILE, model_store.CARD_TEXT_FILE)]

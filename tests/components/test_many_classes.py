@@ -67,7 +67,7 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
     _write_outcome(evaluation, blessing, card, exported)
     written = files.read_json(exported / EVALUATION_FILE, ModelError)
     assert sum(count for *_, count in written["confusion"]) == N == written["examples"]
-    assert written["champion"]["metrics"]["accuracy"] < written["accuracy"]
+    assert written["champion"]["metrics"]["accuracy"] < written["metrics"]["accuracy"]
     assert (exported / EVALUATION_FILE).stat().st_size < 8e6
     assert (exported / BLESSING_FILE).stat().st_size < 5_000, "all that publishing reads"
     assert len(card.to_html()) + len(make_report(evaluation, blessing=blessing)) < 1e6

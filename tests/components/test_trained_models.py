@@ -42,7 +42,7 @@ def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_p
     assert np.min(written["val_f1_score"]) > 0.9
     assert len(json.loads(read_history(tmp_path)[-1]["f1_score"])) == 3
     assert done.blessed
-    assert done.evaluation.accuracy > 0.9
+    assert done.evaluation.metrics["accuracy"] > 0.9
     # Of an older training, the loss would say what the outputs are, if it could be loaded.
     assert not load_model(tmp_path / "model.keras", compiled=True).compiled
 

@@ -280,7 +280,7 @@ def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(m
     assert min(found["left_out"], remaining) > 100
     assert found["compared"]["examples"] == found["champion"]["examples"] == remaining
     # On what neither was trained on they are alike; on all examples the champion would be much better.
-    ours, theirs = found["compared"]["accuracy"], found["champion"]["accuracy"]
+    ours, theirs = (found[name]["metrics"]["accuracy"] for name in ("compared", "champion"))
     assert 0.3 < theirs < 0.7
     assert found["leads"]["accuracy"]["difference"] == pytest.approx(ours - theirs)
     assert found["leads"]["accuracy"]["interval"][1] > 0

@@ -80,8 +80,6 @@ def make_evaluation(
         fingerprint="sha256:0",
         split="test",
         examples=confusion.total(),
-        accuracy=0.9,
-        log_loss=0.25,
         non_finite=0,
         class_names=tuple(names),
         classes=tuple(ClassScore(name, 9, 0.9, 1.0, 0.95) for name in names),
@@ -147,7 +145,7 @@ def make_kind(kind: str) -> Evaluation:
     empty = replace(
         parts[0], label="", kind="", outputs=(), class_names=(), classes=(), confusion=(), slices=()
     )
-    empty = replace(empty, accuracy=None, log_loss=None, calibration=(), roc=(), precision_recall=())
+    empty = replace(empty, calibration=(), roc=(), precision_recall=())
     return replace(empty, metrics=metrics, intervals=intervals, parts=tuple(parts))
 
 
@@ -157,8 +155,8 @@ def _make_part(label: Label) -> Evaluation:
     if label.kind == CLASS:
         return replace(make_evaluation(label.outputs, slices=slices), label=label.name)
     whole = replace(make_evaluation(("a", "b")), label=label.name, kind=label.kind, outputs=label.outputs)
-    whole = replace(whole, examples=200, accuracy=None, confusion=(), calibration=(), slices=slices)
-    whole = replace(whole, roc=(), precision_recall=(), intervals={}, log_loss=None)
+    whole = replace(whole, examples=200, confusion=(), calibration=(), slices=slices)
+    whole = replace(whole, roc=(), precision_recall=(), intervals={})
     if label.kind == MULTILABEL:
         scores = tuple(
             ClassScore(name, 40 * place + 20, 0.8, 0.2 * place + 0.3, 0.6)

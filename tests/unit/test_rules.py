@@ -32,8 +32,6 @@ def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
         fingerprint="sha256:0",
         split="test",
         examples=180,
-        accuracy=accuracy,
-        log_loss=0.1,
         non_finite=metrics.get("non_finite", 0),
         class_names=("healthy", "ill"),
         classes=(ClassScore("healthy", 170, 0.9, 0.97, 0.93), ClassScore("ill", 10, 0.7, 0.6, 0.65)),

@@ -233,8 +233,6 @@ class Evaluation:
     Attributes:
         split: The split that was measured.
         examples: Number of its examples.
-        accuracy: Share of right predictions, 0..1; None where the label is not of kind class.
-        log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         class_names: Class names in the order of the labels; () for numbers.
         confusion: Numbers of examples, (true class, predicted class, examples), without those of 0; () where
             the label is no class.
@@ -258,8 +256,6 @@ class Evaluation:
     fingerprint: str
     split: str
     examples: int
-    accuracy: float | None = None
-    log_loss: float | None = None
     class_names: tuple[str, ...] = ()
     confusion: tuple[tuple[int, int, int], ...] = ()
     label: str = LABEL

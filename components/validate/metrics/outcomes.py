@@ -277,7 +277,6 @@ class Probabilities(Outcomes):
         of_parts = ((f"{part}={name}", self.find_part(self.true, index)) for index, name in enumerate(names))
         return {
             "examples": len(self.true),
-            "log_loss": measured.get("log_loss"),
             "non_finite": int((~self.finite).sum()),
             "class_names": names,
             "classes": tuple(

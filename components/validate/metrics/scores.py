@@ -52,7 +52,6 @@ class ClassOutcomes(Probabilities):
         confusion = np.column_stack([*np.divmod(cells, classes), counts])
         return {
             **summary,
-            "accuracy": summary["metrics"]["accuracy"],
             "confusion": tuple(map(tuple, confusion.tolist())),
             "calibration": self.calibration,
             **_draw_curves(self.finite_only),

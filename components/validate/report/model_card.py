@@ -163,11 +163,9 @@ def make_card(
     source = hide_directories(manifest.source)
     limits.append(f"Its quality was measured on held-out examples of {source} and holds for data like these.")
     limits += [f"{hide_directories(warning).removesuffix('.')}." for warning in blessing.warnings]
-    measured: dict[str, float | None] = {**evaluation.metrics} or {"accuracy": evaluation.accuracy}
     quality = [
         (name, _number(value), " to ".join(map(_number, evaluation.intervals.get(name, ()))))
-        for name, value in measured.items()
-        if value is not None
+        for name, value in evaluation.metrics.items()
     ]
     serving = [(name, value) for name, value, _ in quality if name.rpartition(".")[2] in _FOLDED]
     text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
