@@ -16,6 +16,12 @@ kfp/local, unless another path is named.
   `pipelinechannel--TASK--NAME`; else the condition counts as false and the pipeline succeeds without its
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_condition`,
   and `SkippedConditions` for what still cannot be evaluated.
+* Whole numbers inside texts, lists and objects, and items of loops, become floats; null is refused; an
+  unset int fails; placeholders inside lists and objects stay (executor_input_utils.py, placeholder_utils.py,
+  kfp/compiler/pipeline_spec_builder.py): `pass_values_as_the_platform_does`.
+* A loop without items has no outputs to collect (orchestrator/enhanced_dag_orchestrator.py):
+  `collect_from_empty_loops`.
+* A task is tried again after any failure (orchestrator/task_executor.py): `accept_mistakes`.
 * An importer's gs:// becomes /gcs/, although tasks write elsewhere (importer_handler.py, `get_importer_uri`):
   `resolve_imports_in`.
 * A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
@@ -30,12 +36,15 @@ import logging
 import os
 import re
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardline.components.vertex.payload import whole
 from shardline.trainer.base import files
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from shardline.trainer.base.progress import report
 
 #: Module that runs a component's function.
@@ -112,6 +121,95 @@ def resolve_imports_in(buckets: Path) -> None:
         return uri
 
     importer_handler.get_importer_uri = local_uri
+
+
+def pass_values_as_the_platform_does() -> None:
+    """Makes tasks receive whole numbers, null and resolved texts as such, and unset inputs not at all."""
+    from google.protobuf import json_format, struct_pb2
+    from kfp.compiler import pipeline_spec_builder
+    from kfp.local import executor_input_utils, placeholder_utils
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
+    double = pipeline_spec_pb2.ParameterType.NUMBER_DOUBLE
+    stock = pipeline_spec_builder.to_protobuf_value
+    resolve = placeholder_utils.recursively_resolve_json_dict_placeholders
+
+    def to_value(value: Any) -> Any:
+        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE) if value is None else stock(value)
+
+    def to_dict(executor_input: Any, component_spec: Any) -> dict[str, Any]:
+        content: dict[str, Any] = json_format.MessageToDict(executor_input)
+        values = content.get("inputs", {}).get("parameterValues", {})
+        declared = component_spec.input_definitions.parameters
+        for name, value in list(values.items()):
+            if value is None and name in declared:
+                value = json_format.MessageToDict(declared[name].default_value)
+            is_float = (
+                isinstance(value, float) and name in declared and declared[name].parameter_type == double
+            )
+            values[name] = value if is_float else whole(value)
+            if value is None:
+                del values[name]
+        return content
+
+    def resolve_values(executor_input_dict: dict[str, Any], **names: Any) -> dict[str, Any]:
+        values = executor_input_dict.get("inputs", {}).get("parameterValues", {})
+        for name in values:
+            values[name] = resolve(values[name], executor_input_dict=executor_input_dict, **names)
+        return executor_input_dict
+
+    pipeline_spec_builder.to_protobuf_value = to_value
+    executor_input_utils.executor_input_to_dict = to_dict
+    placeholder_utils.resolve_self_references_in_executor_input = resolve_values
+
+
+def collect_from_empty_loops() -> None:
+    """Makes the outputs of a loop without items empty lists."""
+    from kfp.local.orchestrator import enhanced_dag_orchestrator
+
+    stock = enhanced_dag_orchestrator._run_parallel_for_task
+
+    def run(*, task_name: str, task_spec: Any, components: Any, io_store: Any, **others: Any) -> Any:
+        outputs = components[task_spec.component_ref.name].output_definitions
+        for name in [*outputs.parameters, *outputs.artifacts]:
+            io_store.put_task_output(task_name, name, [])
+        return stock(
+            task_name=task_name, task_spec=task_spec, components=components, io_store=io_store, **others
+        )
+
+    enhanced_dag_orchestrator._run_parallel_for_task = run
+
+
+class _MistakeError(Exception):
+    """Ends the attempts of a task."""
+
+
+def accept_mistakes() -> None:
+    """Keeps a task that ended with EXIT_BAD_INPUT from being tried again."""
+    from kfp.local import status, subprocess_task_handler
+    from kfp.local.orchestrator import task_executor
+
+    start, execute = subprocess_task_handler.run_local_subprocess, task_executor.execute_single_task
+    sleep, last = task_executor.time.sleep, threading.local()
+
+    def run(**options: Any) -> int:
+        last.code = start(**options)
+        return int(last.code)
+
+    def pause(seconds: float) -> None:
+        if last.code == EXIT_BAD_INPUT:
+            raise _MistakeError
+        sleep(seconds)
+
+    def execute_once(**options: Any) -> Any:
+        try:
+            return execute(**options)
+        except _MistakeError:
+            return {}, status.Status.FAILURE
+
+    subprocess_task_handler.run_local_subprocess = run
+    task_executor.time = types.SimpleNamespace(sleep=pause)
+    task_executor.execute_single_task = execute_once
 
 
 class SkippedConditions(logging.Handler):

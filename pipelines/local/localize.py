@@ -2,10 +2,10 @@
 
 `check_runnable` refuses a pipeline that needs something that is not on this machine.
 
-docs/local-runs.md lists the changes. In addition, an optional pipeline parameter without default and value is
-removed from the tasks that would receive it, since kfp.local cannot pass on "no value"; conditions on named
-outputs are rewritten for kfp.local (`kfp_internals`); and a task that takes an output is made to depend on
-the task with that output, since kfp.local does not infer it.
+docs/local-runs.md lists the changes. In addition, an optional parameter without a default gets the default
+null, without which kfp.local fails; conditions on named outputs are rewritten for kfp.local
+(`kfp_internals`); and a task that takes an output is made to depend on the task with that output, since
+kfp.local does not infer it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardline.components.vertex.payload import list_at, mapping_at
@@ -72,7 +72,6 @@ _VALUE_KEYS = frozenset({"defaultValue", "runtimeValue", "executors"})
 
 def localize(
     spec: dict[str, Any],
-    passed: Collection[str] = (),
     *,
     created: str = _EPOCH,
     job_options: Sequence[str] = (),
@@ -81,7 +80,6 @@ def localize(
 
     Args:
         spec: The compiled pipeline (IR), which is not changed.
-        passed: Names of the pipeline parameters that will be passed.
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
         job_options: Options of the stubs, --network and --inject.
 
@@ -111,7 +109,11 @@ def localize(
         if start.forkable_program(command):
             container["command"] = ["python3", "-m", start.__name__, start.PARENT, *command]
     _adapt_tasks(local, spec)
-    _drop_unset(local, set(passed))
+    for component in (local["root"], *local["components"].values()):
+        if "dag" in component:
+            for declaration in mapping_at(component, "inputDefinitions", "parameters").values():
+                if declaration.get("isOptional"):
+                    declaration.setdefault("defaultValue", None)  # which no task receives
     return local
 
 
@@ -181,36 +183,6 @@ def localize_value(value: Any, *, created: str = _EPOCH, is_value: bool = True) 
         if match[1] not in local and not _RESOLVED_BY_KFP.match(match[1]):
             raise PipelineError(f"the placeholder {match[0]} cannot be resolved on this machine")
     return _PLACEHOLDER.sub(lambda match: local.get(match[1], match[0]), value)
-
-
-def _drop_unset(spec: dict[str, Any], passed: set[str]) -> None:
-    """Removes inputs that have neither value nor default from the tasks of every DAG.
-
-    An input that one DAG does not pass on is unset in the DAGs inside it: repeats until nothing changes.
-    """
-    dags = [each for each in (spec["root"], *spec["components"].values()) if "dag" in each]
-    tasks, dropped = [task for _, task in all_tasks(spec)], True
-    while dropped:
-        dropped = False
-        for dag in dags:
-            supplied = passed if dag is spec["root"] else set()
-            for task in tasks:
-                if spec["components"].get(task["componentRef"]["name"]) is dag:
-                    supplied |= task.get("inputs", {}).get("parameters", {}).keys()
-                    # The item of a loop comes from the loop itself.
-                    supplied.add(task.get("parameterIterator", {}).get("itemInput", ""))
-            parameters = dag.get("inputDefinitions", {}).get("parameters", {})
-            # The default None (JSON null) is ours: never read, but kfp.local fails without it.
-            unset = {
-                name
-                for name, item in parameters.items()
-                if name not in supplied and item.setdefault("defaultValue", None) is None
-            }
-            for task in dag["dag"]["tasks"].values():
-                inputs = task.get("inputs", {}).get("parameters", {})
-                for name in [k for k, item in inputs.items() if item.get("componentInputParameter") in unset]:
-                    del inputs[name]
-                    dropped = True
 
 
 def check_runnable(spec: Mapping[str, Any]) -> None:

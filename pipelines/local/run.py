@@ -241,7 +241,7 @@ def run_pipeline(
         raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
     check_runnable(spec)
     options = [f"--network={network}", *(f"--inject={text}" for text in injections)]
-    localized = localize(spec, checked, created=summary.timestamp(now), job_options=options)
+    localized = localize(spec, created=summary.timestamp(now), job_options=options)
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
     run_directory = record.RunDirectory(

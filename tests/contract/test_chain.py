@@ -24,7 +24,7 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
     spec = toy.compile_toy(tmp_path / "toy.yaml")
     result = tmp_path / "result.json"
     given = {"note": NOTE, "count": 3, "result": str(result)}
-    text = yaml.safe_dump(localize(spec, given))
+    text = yaml.safe_dump(localize(spec))
     assert text.count("shardline.pipelines.local.launcher_stubs") == 1
     text = text.replace("shardline.pipelines.local.launcher_stubs", "tests.contract.fake.launch")
 

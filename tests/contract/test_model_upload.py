@@ -80,7 +80,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
 
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
     parameters = {"result": str(directory / "result.json")}
-    text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text()), parameters))
+    text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text())))
     text = text.replace("shardline.pipelines.local.launcher_stubs", "tests.contract.fake.launch")
     return execute(directory, text, parameters, vertex.environment)
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
-from tests.helpers.third_party_pipeline import MODEL, third_party, usual, write_pipeline
+from tests.helpers.third_party_pipeline import MODEL, third_party, usual, values, write_pipeline
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -159,6 +160,36 @@ def test_an_importer_finds_what_a_job_has_written_and_a_task_is_tried_again(
     assert "read: trained" in log
     assert log.count("Executing task 'look'") == 2
     assert "'model' is not uploaded" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("by_themselves")
+def test_values_arrive_as_on_the_platform(tmp_path: Path, runs: Path) -> None:
+    """Whole numbers, null, unset inputs, a loop over nothing, placeholders inside a job's worker pools."""
+    path = write_pipeline(values, tmp_path / "values.yaml")
+
+    log = (run_pipeline(path, {}, runs_dir=runs, stream=io.StringIO()).directory / "run.log").read_text()
+
+    seen = json.loads(re.search(r"got (\[.*)", log)[1])
+    mapping, nested = (
+        {"a": None, "b": [1, None, 2.5], "q": 'say "hi"'},
+        {"n": "3", "t": '3 a "q"', "in": {"one": 1}},
+    )
+    assert json.dumps(seen) == json.dumps(
+        [mapping, dict(sorted(nested.items())), [], "3 epochs", 2.0, None, 4]
+    )
+    assert """args ['--epochs', '3', '--note=3-a "q"', '3'] 2""" in log
+
+
+@pytest.mark.usefixtures("by_themselves")
+def test_a_mistake_in_a_foreign_pipeline_is_not_tried_again(tmp_path: Path, runs: Path) -> None:
+    path = write_pipeline(values, tmp_path / "values.yaml")
+
+    with pytest.raises(RunError, match="mistaken"):
+        run_pipeline(path, {"mistake": True, "items": [1, 2]}, runs_dir=runs, stream=io.StringIO())
+
+    log = (_only(runs) / "run.log").read_text()
+    assert log.count("Executing task 'mistaken'") == 1
+    assert '"t": "3 a \\"q\\""}, [1, 2], "3 epochs"' in log
 
 
 @pytest.mark.usefixtures("by_themselves")

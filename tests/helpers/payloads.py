@@ -9,6 +9,8 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from shardline.components.vertex.payload import whole
+
 _PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}")
 
 
@@ -53,12 +55,3 @@ def received(text: str) -> Any:
     request = job_service.CreateCustomJobRequest(custom_job=content)
     assert custom_job.CustomJob.pb(request.custom_job) == job
     return job
-
-
-def whole(value: Any) -> Any:
-    """Returns a JSON value with whole floats as integers, as the backend writes them."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    return [whole(item) for item in value] if isinstance(value, list) else value

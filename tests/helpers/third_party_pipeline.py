@@ -4,6 +4,7 @@ KFP looks at annotations themselves, not at their texts.
 """
 
 from pathlib import Path
+from typing import List, Optional  # noqa: UP035
 
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from google_cloud_pipeline_components.v1.bigquery import BigqueryQueryJobOp
@@ -98,6 +99,78 @@ def usual() -> None:
     ModelUploadOp(display_name="model", unmanaged_container_model=model.output)
     seen = look(model=model.output, workspace=dsl.WORKSPACE_PATH_PLACEHOLDER)
     seen.set_retry(1).set_cpu_limit("2").set_accelerator_type("NVIDIA_TESLA_T4").set_accelerator_limit(1)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def odd() -> dict:  # type: ignore[type-arg]
+    """Puts out null, numbers and a quote."""
+    return {"a": None, "b": [1, None, 2.5], "q": 'say "hi"'}
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def same(item: int) -> int:
+    """Returns what it gets."""
+    return item
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def got(
+    mapping: dict,  # type: ignore[type-arg]
+    nested: dict,  # type: ignore[type-arg]
+    items: List[int],  # noqa: UP006
+    text: str,
+    rate: float,
+    unset: Optional[int] = None,  # noqa: UP045
+    usual: Optional[int] = 4,  # noqa: UP045
+) -> None:
+    """Prints what it gets."""
+    import json
+
+    print("got", json.dumps([mapping, nested, items, text, rate, unset, usual], sort_keys=True))
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def mistaken() -> None:
+    """Ends as after a mistake."""
+    raise SystemExit(2)
+
+
+@dsl.pipeline(name="values")
+def values(
+    count: int = 3,
+    rate: float = 2.0,
+    quoted: str = 'a "q"',
+    missing: Optional[int] = None,  # noqa: UP045
+    items: List[int] = [],  # noqa: B006, UP006
+    mistake: bool = False,
+) -> None:
+    """Values of all kinds, into a component and into a job."""
+    with dsl.ParallelFor(items) as item:
+        each = same(item=item)
+    got(
+        mapping=odd().output,
+        nested={"n": count, "t": f"{count} {quoted}", "in": {"one": 1}},
+        items=dsl.Collected(each.output),
+        text=f"{count} epochs",
+        rate=rate,
+        unset=missing,
+        usual=missing,
+    )
+    program = "import os, sys; print('args', sys.argv[1:], os.environ['RATE'])"
+    container = {
+        "image_uri": IMAGE,
+        "command": ["python3", "-c", program],
+        "args": ["--epochs", count, f"--note={count}-{quoted}", same(item=count).output],
+        "env": [{"name": "RATE", "value": rate}],
+    }
+    pool = {
+        "machine_spec": {"machine_type": "n1-standard-4"},
+        "replica_count": 1,
+        "container_spec": container,
+    }
+    CustomTrainingJobOp(display_name="train", worker_pool_specs=[pool])
+    with dsl.If(mistake == True):  # noqa: E712
+        mistaken().set_retry(2)
 
 
 @dsl.component(base_image="python:3.11", packages_to_install=["no-such-package==1", "numpy<1"])

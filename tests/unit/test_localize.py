@@ -68,8 +68,6 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     # The optional parameter that nobody has set.
     root = ("root", "inputDefinitions", "parameters", "greeting", "defaultValue")
     assert differences.pop(root) == (_ABSENT, None)
-    place = ("root", "dag", "tasks", "prepare", "inputs", "parameters", "greeting")
-    assert differences.pop(place) == ({"componentInputParameter": "greeting"}, _ABSENT)
     assert differences == {}
 
 
@@ -98,28 +96,6 @@ def test_a_task_is_tried_again_as_it_says_but_for_a_custom_job_and_shardline_s_o
     assert local["prepare"]["retryPolicy"] == policy
     assert local["train"]["retryPolicy"] == {**policy, "backoffDuration": "0s"}
     assert "retryPolicy" not in local["judge"]
-
-
-def test_an_unset_parameter_is_taken_from_nested_pipelines_too() -> None:
-    def dag(task: str, component: str, name: str) -> dict[str, Any]:
-        inputs = {"parameters": {name: {"componentInputParameter": name}}}
-        return {
-            "inputDefinitions": {"parameters": {name: {"parameterType": "STRING", "isOptional": True}}},
-            "dag": {"tasks": {task: {"componentRef": {"name": component}, "inputs": inputs}}},
-        }
-
-    spec = {
-        "root": dag("outer", "comp-inner", "x"),
-        "components": {
-            "comp-inner": dag("leaf", "comp-leaf", "x"),
-            "comp-leaf": {"executorLabel": "exec-leaf"},
-        },
-        "deploymentSpec": {"executors": {}},
-    }
-    local = localize(spec)
-    assert local["root"]["dag"]["tasks"]["outer"]["inputs"]["parameters"] == {}
-    assert local["components"]["comp-inner"]["dag"]["tasks"]["leaf"]["inputs"]["parameters"] == {}
-    assert localize(spec, {"x"}) == spec
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 
+from shardline.components.vertex.payload import whole
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION
-from tests.helpers.payloads import whole
 
 #: Launchers by the --type that GCPC gives them, and what they take beside what all take.
 _LAUNCHERS = {
