@@ -123,11 +123,19 @@ def list_(as_json: bool, environment: Environment) -> None:
 @json_option
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
-    """Delete all schedules called NAME; active runs continue."""
-    from shardline.pipelines.remote.schedules import ScheduleStep, list_schedules, send_step
+    """Delete all schedules called NAME that Shardline made; active runs continue."""
+    from shardline.pipelines.remote.schedules import (
+        ScheduleStep,
+        foreign_error,
+        is_own,
+        list_schedules,
+        send_step,
+    )
 
-    known = list_schedules(environment.platform)
-    found = [str(item["name"]) for item in known if item.get("displayName") == name]
+    named = [item for item in list_schedules(environment.platform) if item.get("displayName") == name]
+    found = [str(item["name"]) for item in named if is_own(item)]
+    if named and not found:
+        raise foreign_error(named[0], "was not made by Shardline", "delete it in the console")
     for each in found:
         send_step(environment.platform, name, ScheduleStep("DeleteSchedule", {"name": each}))
     count = f" ({len(found)} schedules of this name)" if len(found) > 1 else ""

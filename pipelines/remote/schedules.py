@@ -186,11 +186,41 @@ class SchedulePlan:
         return str(self.body["displayName"])
 
 
+def is_own(item: Existing) -> bool:
+    """Whether Shardline created a schedule of the platform; any other is never changed or deleted."""
+    return TEMPLATE_LABEL in mapping_at(_job(item), "labels")
+
+
+def foreign_error(item: Existing, reason: str, fix: str) -> SettingsError:
+    """Returns the error for a schedule that is not to be changed."""
+    return SettingsError(f"the schedule {item.get('displayName')!r} ({item['name']}) {reason}; {fix}")
+
+
+def _job(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping_at(schedule, "createPipelineJobRequest", "pipelineJob")
+
+
+def _check_replaceable(name: str, item: Existing) -> None:
+    """Raises SettingsError unless Shardline created the schedule, for the pipeline `name`."""
+    if not is_own(item):
+        fix = "give yours another name, or delete that one in the console"
+        raise foreign_error(item, "was not made by Shardline, and is not replaced", fix)
+    if (found := mapping_at(_job(item), "pipelineSpec", "pipelineInfo").get("name")) != name:
+        fix = "give yours another name, or delete that one with 'shardline schedule delete NAME'"
+        raise foreign_error(item, f"runs the pipeline {found!r}, not {name!r}, and is not replaced", fix)
+
+
 def make_plan(
     declared: DeclaredSchedule, request: Mapping[str, Any], existing: Iterable[Existing]
 ) -> SchedulePlan:
-    """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name."""
+    """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name.
+
+    Raises SettingsError when one of these is not Shardline's, or of another pipeline.
+    """
     body = schedule_body(declared, request)
+    existing = tuple(existing)
+    for item in existing:
+        _check_replaceable(request["pipelineJob"]["pipelineSpec"]["pipelineInfo"]["name"], item)
 
     def rank(item: Existing) -> tuple[Any, ...]:
         count = len(_differences(body, item))
@@ -232,7 +262,7 @@ def _differences(body: Mapping[str, Any], item: Existing) -> list[Difference]:
 
 
 def _parts(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    job = schedule["createPipelineJobRequest"]["pipelineJob"]
+    job = _job(schedule)
     labels, parameters = mapping_at(job, "labels"), mapping_at(job, "runtimeConfig", "parameterValues")
     return {
         # 3 and 3.0 are equal here, as they are in the API.

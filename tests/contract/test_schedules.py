@@ -235,6 +235,33 @@ def test_a_schedule_of_notebooks_is_left_alone(workplace: FakeVertex) -> None:
     assert list(workplace.services.schedules) == [other.name]
 
 
+@pytest.mark.parametrize(
+    ("labels", "pipeline_name", "message"),
+    [({}, None, "was not made by Shardline"), (None, "other", "runs the pipeline 'other'")],
+    ids=["another tool", "another pipeline"],
+)
+def test_a_schedule_of_others_is_neither_replaced_nor_deleted(
+    workplace: FakeVertex, labels: Any, pipeline_name: str | None, message: str
+) -> None:
+    done("apply")
+    foreign = only(workplace)
+    job = foreign.create_pipeline_job_request.pipeline_job
+    if labels is not None:
+        job.labels = labels
+    if pipeline_name:
+        job.pipeline_spec = {"pipelineInfo": {"name": pipeline_name}}
+    declare(epochs=4)
+    written(workplace)
+
+    for arguments in (("apply", "--dry-run"), ("apply",), *([("delete", "nightly")] if labels == {} else [])):
+        refused = shardline(*arguments)
+        assert refused.exit_code == 2, refused.output
+        assert message in refused.output
+        assert foreign.name in refused.output
+    assert written(workplace) == []
+    assert only(workplace) == foreign
+
+
 def test_one_that_was_paused_on_the_platform_stays_so(workplace: FakeVertex) -> None:
     done("apply")
     only(workplace).state = Schedule.State.PAUSED
