@@ -18,7 +18,7 @@ from shardline.components.model_store.store import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.runs.directory import local_runs
-from shardline.components.runs.record import SUCCEEDED
+from shardline.components.runs.record import SUCCEEDED, RunRecord
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
@@ -36,13 +36,19 @@ _LARGEST_INTEGER = 2**53
 def read_parameters(path: Path) -> dict[str, Any]:
     """Returns the parameters in a TOML file: names and values, tables and arrays for objects and lists.
 
+    A file in a directory params/ overrides the params.toml beside this directory, if there is one.
+
     Raises SettingsError when there is no such file, it is not TOML, or a value cannot be JSON.
     """
     parameters = read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)")
     for name, value in parameters.items():
         if wrong := next(_not_json(name, value), None):
             raise SettingsError(f"{path}: {wrong}")
-    return parameters
+    shared = path.absolute().parent.with_suffix(".toml")
+    return {
+        **(read_parameters(shared) if shared.name == "params.toml" and shared.is_file() else {}),
+        **parameters,
+    }
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
@@ -273,18 +279,25 @@ class Proofs:
     runs_dir: Path
     required: bool = False
 
-    def describe(self, content: bytes) -> str:
+    def describe(self, content: bytes, values: Mapping[str, Any] | None = None) -> str:
         """Returns in one line whether a file of this content has run here, and the outcome.
 
-        It names the newest run that succeeded, or else the newest. Raises PipelineError where a success is
-        required and there is none.
+        It names the run that succeeded with most of `values` (all parameters of the run to come), or else the
+        newest, and the parameters that had other values. Raises PipelineError where a success is required and
+        there is none.
         """
         digest = hashlib.sha256(content).hexdigest()
         same = [record for record in local_runs(self.runs_dir, 1000) if record.sha256 == digest]
+
+        def others(record: RunRecord) -> list[str]:
+            return [
+                key for key, value in sorted((values or {}).items()) if record.parameters.get(key) != value
+            ]
+
         # Runs that ended as unchanged come last: they prove least.
         succeeded = sorted(
             (record for record in same if record.state == SUCCEEDED),
-            key=lambda record: record.verdict == "unchanged",
+            key=lambda record: (record.verdict == "unchanged", len(others(record))),
         )
         if not same:
             line = f"this file (sha256 {digest[:12]}) has not run here, in {self.runs_dir}"
@@ -293,6 +306,7 @@ class Proofs:
             run = [*succeeded, *same][0]
             outcome = ", ".join(filter(None, (run.verdict, quality(run.metrics))))
             line = f"this file has run here {times}: {run.name} {run.state} ({outcome or 'no verdict'})"
+            line += f", with other values of {', '.join(named)}" if (named := others(run)) else ""
         if self.required and not succeeded:
             raise PipelineError(
                 f"{line}; --proven requires a run that succeeded: 'shardline run PIPELINE' starts one"

@@ -99,12 +99,13 @@ def submit(
     """
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.remote import submit as submission
+    from shardline.pipelines.spec import defaults
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, location=environment.location)
-    proof = proofs.describe(content)
+    proof = proofs.describe(content, defaults(spec) | parameters)
     request = submission.job_request(
         environment,
         spec,

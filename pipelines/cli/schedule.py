@@ -123,7 +123,7 @@ def list_(as_json: bool, environment: Environment) -> None:
 @json_option
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
-    """Delete all schedules called NAME that Shardline made; active runs continue."""
+    """Delete the schedules NAME that Shardline made; active runs continue."""
     from shardline.pipelines.remote.schedules import (
         ScheduleStep,
         foreign_error,
@@ -156,6 +156,7 @@ def _wanted(
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
+    from shardline.pipelines.spec import defaults
 
     for name in names or tuple(declared):
         if name not in declared:
@@ -165,7 +166,7 @@ def _wanted(
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, location=environment.location)
-            proof = proofs.describe(content)
+            proof = proofs.describe(content, defaults(spec) | parameters)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:

@@ -113,13 +113,13 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
 def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
     source = (
         f"| `{name}/source.py` | the data: here {kind.data}. Yours: yield your own examples, or name a form "
-        "that is known, such as `images:gs://BUCKET/photos` or `table:PATH`, as `source` in `params/` |"
+        "that is known, such as `images:gs://BUCKET/photos` or `table:PATH`, as `source` in `params.toml` |"
     )
     # As there are few examples, more of them judge the model than the usual tenth.
     split = {"train": 0.7, "validation": 0.1, "test": 0.2}
     given = {"source": f"{name}.source:Source", "epochs": kind.epochs, "min_accuracy": kind.min_accuracy}
     parameters = _toml({**given, "split": split})
-    return {"@SOURCE@": source, "@RUN_LOCAL@": parameters, "@RUN_VERTEX@": parameters}
+    return {"@SOURCE@": source, "@RUN@": parameters, "\n@RUN_VERTEX@": ""}
 
 
 def _of_data(data: Data) -> dict[str, str]:
@@ -129,9 +129,9 @@ def _of_data(data: Data) -> dict[str, str]:
         f"# Upload the data first: gcloud storage cp{recursive} {shlex.quote(path)} gs://my-bucket/data/\n"
     )
     return {
-        "@SOURCE@": f"| `{path}` | the data, which `params/` name as `source` |",
-        "@RUN_LOCAL@": _toml(data.parameters),
-        "@RUN_VERTEX@": upload + _toml({**data.parameters, "source": f"{form}:{uri}"}),
+        "@SOURCE@": f"| `{path}` | the data, which `params.toml` names as `source` |",
+        "@RUN@": _toml(data.parameters),
+        "@RUN_VERTEX@": upload + _toml({"source": f"{form}:{uri}"}),
         '("text",)': f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
         "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
     }

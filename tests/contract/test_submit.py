@@ -200,10 +200,16 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     words = "this file has run here 2 times: 2027-01-29T09-00-00Z succeeded (blessed, accuracy 0.9877)"
     assert f"\nproof: {words}\n" in done.stdout
 
+    done = shardline("submit", "pipeline.yaml", "-pcount=6", "-pnote=a")
+    assert f"proof: {words}, with other values of count, note\n" in done.stdout
+    ran("2027-01-28T09-00-00Z", state="succeeded", parameters={"count": 6, "note": "a"})
+    done = shardline("submit", "pipeline.yaml", "-pcount=6", "-pnote=a")
+    assert "3 times: 2027-01-28T09-00-00Z succeeded (no verdict)\n" in done.stdout
+
 
 def ran(name: str, **facts: Any) -> None:
     digest = hashlib.sha256(Path("pipeline.yaml").read_bytes()).hexdigest()
-    values = {"sha256": digest, "parameters": {"count": 5, "note": ""}, **facts}
+    values = {"sha256": digest, "parameters": {"count": 3, "note": ""}, **facts}
     RunRecord(name=name, pipeline="toy", **values).write(Path("runs", name))
 
 

@@ -7,19 +7,17 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.parameters import check_parameters, read_parameters
 from shardline.pipelines.project import new
 from shardline.pipelines.settings import load
 from shardline.pipelines.spec import load_pipeline
-from shardline.trainer.base import files, plugins
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base import plugins
 from tests.helpers.markdown import ROOT
 
 KINDS = list(new.KINDS)
@@ -47,7 +45,7 @@ def test_it_holds_all_that_is_needed_and_no_placeholder_of_the_template(project:
     written = {path.relative_to(project): path for path in project.rglob("*") if path.is_file()}
     text = "\n".join(path.read_text() for path in written.values())
 
-    wanted = "Makefile README.md settings.toml schedules.toml params/local.toml params/vertex.toml "
+    wanted = "Makefile README.md settings.toml schedules.toml params.toml params/vertex.toml "
     wanted += "requirements.txt leafnet/model.py leafnet/source.py tests/test_leafnet.py .gitignore "
     wanted += ".github/workflows/ci.yaml Dockerfile .dockerignore cloudbuild.yaml constraints.txt"
     assert {Path(name) for name in wanted.split()} <= set(written)
@@ -68,18 +66,17 @@ def test_settings_and_parameters_are_of_the_pipeline(project: Path) -> None:
     settings = load(project / "settings.toml")
 
     assert settings.image.endswith("/leafnet:0.1.0")
-    for name in ("local", "vertex"):
-        given = files.read_toml(project / "params" / f"{name}.toml", SettingsError)
-        check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
+    shared, sent = (read_parameters(project / name) for name in ("params.toml", "params/vertex.toml"))
+    check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), sent)
+    assert sent == {**shared, **{name: sent[name] for name in ("champion_uri", "history_uri")}}
 
 
 def test_plug_ins_are_where_the_parameters_say(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for file in (project / "params").iterdir():
-        given = tomllib.loads(file.read_text())
-        plugins.check_reference(given["source"], "source")
-        plugins.check_reference(given["model"], "model")
+    given = read_parameters(project / "params.toml")
+    plugins.check_reference(given["source"], "source")
+    plugins.check_reference(given["model"], "model")
 
 
 def test_the_command_shows_the_tree_and_what_to_do_next(tmp_path: Path) -> None:
@@ -175,7 +172,7 @@ def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
 
     (run,) = re.findall(r"shardline run .*", planned(tmp_path, "run", "PIPELINE=other.yaml", "epochs=1"))
-    assert run == "shardline run other.yaml --params params/local.toml --param 'epochs=1'"
+    assert run == "shardline run other.yaml --params params.toml --param 'epochs=1'"
     assert sorted(tmp_path.rglob("*")) == before
 
 

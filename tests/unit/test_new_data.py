@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.parameters import check_parameters, read_parameters
 from shardline.pipelines.project.data import inspect
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers.markdown import ROOT
@@ -92,11 +91,11 @@ def test_a_project_has_parameters_of_the_pipeline_and_a_model_of_its_kind(
     done = shardline("new", project, "--data", orders, "--label", label, "--kind", kind)
 
     assert done.exit_code == 0, done.output
-    for name in ("local", "vertex"):
-        given = tomllib.loads((project / "params" / f"{name}.toml").read_text())
-        check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
-    assert given["source"] == "table:gs://my-bucket/data/orders.csv"
-    local = tomllib.loads((project / "params" / "local.toml").read_text())
+    local, sent = (read_parameters(project / name) for name in ("params.toml", "params/vertex.toml"))
+    check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), sent)
+    assert sent["source"] == "table:gs://my-bucket/data/orders.csv"
+    differing = ("source", "champion_uri", "history_uri")
+    assert sent == {**local, **{name: sent[name] for name in differing}}
     known = {field.name for field in dataclasses.fields(PreprocessSettings)}
     source = open_source(PreprocessSettings(**{name: local[name] for name in local.keys() & known}))
     assert len(list(source)) == 80

@@ -1,4 +1,4 @@
-"""The data can be preprocessed as params/local.toml says, and the model learns from them."""
+"""The data can be preprocessed as params.toml says, and the model learns from them."""
 
 import glob
 import os
@@ -15,7 +15,7 @@ from shardline.trainer.data.examples import describe
 
 from my_package.model import build_model
 
-PARAMETERS = tomllib.loads(Path(__file__).parents[1].joinpath("params/local.toml").read_text())
+PARAMETERS = tomllib.loads(Path(__file__).parents[1].joinpath("params.toml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset as the pipeline writes it."""
     path = PARAMETERS["source"].partition(":")[2]
     if os.path.isabs(path) and not glob.glob(path):
-        pytest.skip(f"{path}, the source in params/local.toml, is not on this machine")
+        pytest.skip(f"{path}, the source in params.toml, is not on this machine")
     known = {field.name for field in fields(PreprocessSettings)}
     settings = {name: value for name, value in PARAMETERS.items() if name in known}
     out = tmp_path_factory.mktemp("data") / "dataset"
