@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class Best(NamedTuple):
 class TrialResult:
     """A trial of a tuning job, numbered from "1"; `state` is one of the API, as in SUCCEEDED.
 
-    `value` is the study's metric, measured at training step `step`; None where it was not measured.
+    `value` is the study's metric, measured at training step `step`; None where it was not, or is not finite.
     `seconds` is the duration, None where it is unknown; `reason` says why the trial is infeasible.
     """
 
@@ -114,7 +115,8 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
         start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
         seconds = (end - start).total_seconds()
     # JSON may leave out a metric of 0, the default of the message.
-    values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
+    entries = [entry for entry in measured.get("metrics", []) if entry["metricId"] == metric]
+    values = [value for entry in entries if math.isfinite(value := float(entry.get("value", 0.0)))]
     return TrialResult(
         id=str(item["id"]),
         state=item.get("state", "STATE_UNSPECIFIED"),
@@ -122,7 +124,7 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
             entry["parameterId"]: read_value(types[entry["parameterId"]], str(entry["value"]))
             for entry in item.get("parameters", [])
         },
-        value=float(values[0]) if values else None,
+        value=values[0] if values else None,
         step=int(measured.get("stepCount", 0)),
         seconds=seconds,
         reason=item.get("infeasibleReason", ""),

@@ -264,6 +264,7 @@ def test_a_damaged_sample_is_refused(images, tmp_path):
 
 def test_columns_keep_names_that_can_be_arguments():
     wanted = {"year": "year", "petal width (cm)": "petal_width_cm", "Größe": "Gr_e", "self": "column_self"}
+    wanted |= {"from": "column_from", "column_class": "column_class", "class": "column_class_"}
     wanted |= {"a b": "a_b_", "a_b": "a_b", "a-b": "a_b__", "1st": "column_1st"}
     wanted |= {"猫": "column", "犬": "column_"}
 
@@ -271,7 +272,7 @@ def test_columns_keep_names_that_can_be_arguments():
 
 
 def test_columns_of_any_name_are_served(table, tmp_path):
-    renamed = {"year": "self", "income": "income (€)", "city": "1st city"}
+    renamed = {"year": "self", "income": "income (€)", "city": "from"}
     features = tuple(
         dataclasses.replace(one, name=renamed.get(one.name, one.name)) for one in table.manifest.features
     )
@@ -301,7 +302,7 @@ def test_columns_of_any_name_are_served(table, tmp_path):
 
     content = json.loads((tmp_path / model_store.EXPORT_FILE).read_text())
     arguments = {name: column["argument"] for name, column in content["inputs"].items()}
-    assert arguments == {"self": "column_self", "income (€)": "income", "1st city": "column_1st_city"}
+    assert arguments == {"self": "column_self", "income (€)": "income", "from": "column_from"}
     assert set(content["signatures"]["serving_default"]["inputs"]) == set(arguments.values())
     assert content["max_difference"] <= 1e-5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +219,10 @@ def test_a_metric_of_0_is_a_default_and_a_time_may_be_missing() -> None:
         "    9  3  0.5000    20  90 s  succeeded",
         "   10  4  0.0000    20     -  succeeded  <- best",
     ]
+
+    job["trials"] = [
+        trial("1", 1.0, value=math.nan),
+        trial("2", 2.0, value=-math.inf),
+        trial("3", 3.0, value=9.0),
+    ]
+    assert best_of(trials_of(job), metric).id == "3"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -285,6 +287,21 @@ def test_slices_of_numbers_are_few_and_have_an_error() -> None:
     assert all(one.interval[0] < one.value < one.interval[1] for one in found)
     worst = verdicts(evaluated(numbers(5, age=age)), "worst_slice(rmse) <= 9")["worst_slice(rmse) <= 9"]
     assert worst.left == max(one.value for one in numbers(5, age=age).summarize(10)["slices"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("part", ["a slice", "all"])
+def test_a_prediction_that_is_not_finite_ends_in_a_verdict(part: str, bad: float) -> None:
+    """With rules on slices, which compare with values that no example has, for each of the two models."""
+    shop = np.array(["near", "far"] * (N // 2))
+    sound = numbers(5, shop=shop)
+    mask = {"a slice": shop == "far", "all": np.full(N, True)}[part]
+    broken = replace(sound, outputs=np.where(mask[:, None], bad, sound.outputs))
+    rules = ("worst_slice(rmse) <= 9", "worst_slice(rmse) <= champion (within 2 %)")
+    gate = Gate().with_rules(rules).for_labels([PRICE])
+    for ours, theirs in ((broken, sound), (sound, broken)):
+        blessing = judge(compare_with(ours, theirs), gate, champion="v1")
+        assert json.dumps(asdict(blessing), allow_nan=False)
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,7 @@ def test_a_restarted_trial_goes_on_and_the_last_report_of_a_step_counts(tmp_path
     again = Measurements(environ)
     again.add("loss", 2.5, 20)
     with path.open("a") as file:
+        file.write('{"loss": "nan", "global_step": "30", "timestamp": 1}\n')
         file.write("[" * 100_000 + '\n{"loss": "1.')  # damage, and a line that is being written
     path.write_bytes(path.read_bytes() + b"\xff")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -48,15 +49,16 @@ class Measurements:
 def read_measurements(path: Path, metric: str) -> list[tuple[int, float, float]]:
     """Returns the reports of a trial: step, value and time (seconds since 1970) of each.
 
-    Of two reports of one step, by a restarted trial, the last counts. An incomplete line is skipped; a
-    missing file has no reports.
+    Of two reports of one step, by a restarted trial, the last counts. An incomplete line is skipped, and a
+    value that is not finite; a missing file has no reports.
     """
     reports: dict[int, tuple[int, float, float]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
             step, value = int(entry["global_step"]), float(entry[metric])
-            reports[step] = (step, value, float(entry["timestamp"]))
+            if math.isfinite(value):
+                reports[step] = (step, value, float(entry["timestamp"]))
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
     return [reports[step] for step in sorted(reports)]

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import itertools
 import json
+import keyword
 import os
 import re
 import site
@@ -97,8 +98,9 @@ def sanitize_names(names: Iterable[str]) -> dict[str, str]:
     """
 
     def is_plain(name: str) -> bool:
-        # TensorFlow reserves the argument "self".
-        return bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)) and name != "self"
+        # TensorFlow reserves the argument "self", Python its keywords.
+        is_taken = name == "self" or keyword.iskeyword(name)
+        return bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)) and not is_taken
 
     names = list(names)
     sanitized = {name: name for name in names if is_plain(name)}

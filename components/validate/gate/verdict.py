@@ -531,8 +531,9 @@ def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison
         value = f"{each.left - each.right:+.4g}{within or ''}" if rule.reference else f"{each.left:.4f}"
         texts.append(f"{each.slice} {value}".lstrip())
     if rule.within is not None:
-        judged = replace(judged, left=first.left, right=first.right, difference=first.difference)
-        judged = replace(judged, champion=None if rule.reference == "baseline" else first.right)
+        left, right = (None if math.isnan(value) else value for value in (first.left, first.right))
+        judged = replace(judged, left=left, right=right, difference=first.difference)
+        judged = replace(judged, champion=None if rule.reference == "baseline" else right)
     start = "worse beyond doubt: " if first.difference else "worse, as measured: " * bool(rule.reference)
     if not worse:
         start = f"{'too few examples' if first.slice else sample} leave open whether it is worse: "
