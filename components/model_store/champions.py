@@ -177,8 +177,8 @@ def read_record(champion: str | os.PathLike[str], version: Version, file: str, k
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, without leaving anything there.
 
-    Raises SettingsError or PlatformError when the store does not exist, cannot be reached or cannot be
-    written to, ModelError when it is damaged.
+    Raises SettingsError or PlatformError when there is none or it cannot be written to, ModelError when it is
+    damaged.
     """
     store = open_store(uri)
     store.check()
@@ -205,8 +205,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
 
     Publishing again makes a new version, unless `run`, the name of a run, has published this model already.
     Raises ModelError when `exported` is not a complete validation or its model is not blessed, the store is
-    damaged, or the champion has changed since the validation: then the new version is listed, and can be
-    promoted.
+    damaged, or the champion has changed since the validation: then the new version can be promoted.
     """
     verdict = read_part(exported, BLESSING_FILE, Verdict)
     if not verdict.blessed:
@@ -264,8 +263,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
 def rollback(champion: str | os.PathLike[str]) -> Version:
     """Makes the version that the champion replaced the champion again; nothing is removed or copied.
 
-    Raises ModelError when there is no such version, its files are gone, the store is damaged, or the champion
-    has changed meanwhile.
+    Raises ModelError when there is no such version, its files are gone, or the store is damaged or changed.
     """
     store = open_store(champion)
     pointer, seen = read_pointer(store, required=True)

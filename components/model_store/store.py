@@ -95,7 +95,6 @@ class DiskStore:
         target = self.path / directory
         with crash.output_errors(f"write to {self.path}", _ADVICE):
             target.mkdir(parents=True)
-
         try:
             for path in _files_below(source):
                 copy = target / path.relative_to(source)

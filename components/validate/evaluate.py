@@ -247,9 +247,8 @@ def collect_outcomes(
             hashes = _hash_examples(batch, examples.manifest)
             copies += [distinct.setdefault(digest, len(distinct)) for digest in hashes]
         # The images themselves, and all texts, would not fit in memory.
-        batches.append(
-            replace(batch, images=None, records=None, columns=_take_sliced(batch.columns, categories))
-        )
+        sliced = _take_sliced(batch.columns, categories)
+        batches.append(replace(batch, images=None, records=None, columns=sliced))
         answers.append(answer)
         if time.monotonic() - reported >= 1.0 or seen == total:
             advance("validate", seen, total, "examples")
@@ -336,10 +335,7 @@ def _decode_text(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _take_sliced(
     columns: Mapping[str, npt.NDArray[Any]], categories: Mapping[str, dict[str, str]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Returns the columns of a batch without texts of too many `categories`, which are not sliced.
-
-    `categories` has the values of each text so far, each once in memory.
-    """
+    """Returns the columns of a batch without texts of too many values, which are not sliced: `categories`."""
     taken = {}
     for name, column in columns.items():
         if column.dtype == object and len(known := categories[name]) <= MAX_CATEGORIES:

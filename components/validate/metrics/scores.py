@@ -47,11 +47,11 @@ class ClassOutcomes(Probabilities):
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
-        summary, classes = super().summarize(min_slice), len(self.label.outputs)
+        classes = len(self.label.outputs)
         cells, counts = np.unique(self.true * classes + self.predicted, return_counts=True)
         confusion = np.column_stack([*np.divmod(cells, classes), counts])
         return {
-            **summary,
+            **super().summarize(min_slice),
             "confusion": tuple(map(tuple, confusion.tolist())),
             "calibration": self.calibration,
             **_draw_curves(self.finite_only),

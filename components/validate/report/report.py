@@ -397,8 +397,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
     if roc := evaluation.roc:
         drawn["ROC"] = draw_curves(roc, "ROC", "false positive rate", "true positive rate")
     if recall := evaluation.precision_recall:
-        shown = draw_curves(recall, "Precision over recall", "recall", "precision")
-        drawn["Precision and recall"] = shown
+        drawn["Precision and recall"] = draw_curves(recall, "Precision over recall", "recall", "precision")
     return {
         "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
