@@ -17,6 +17,7 @@ from shardline.components.vertex.payload import (
     list_at,
     literal_string,
     mapping_at,
+    whole,
     without_empty,
 )
 from shardline.trainer.base.errors import PipelineError
@@ -207,21 +208,36 @@ class Task:
             return UNKNOWN
         return self.parent.value(outer) if self.parent else self.pipeline.value(outer)
 
+    def kind(self, name: str) -> str:
+        """Returns the type of the parameter or task output that an input gets; "" for any other."""
+        item = mapping_at(self.inputs("parameters"), name)
+        outer = self.parent.component if self.parent else mapping_at(self.pipeline.spec, "root")
+        output = mapping_at(item, "taskOutputParameter")
+        used = mapping_at(outer, "dag", "tasks", str(output.get("producerTask")), "componentRef")
+        made = mapping_at(self.pipeline.components, str(used.get("name")), "outputDefinitions", "parameters")
+        given = mapping_at(outer, "inputDefinitions", "parameters")
+        source = (
+            (made, output.get("outputParameterKey"))
+            if output
+            else (given, item.get("componentInputParameter"))
+        )
+        return str(mapping_at(source[0], str(source[1])).get("parameterType") or "")
+
     def values(self) -> dict[str, Any]:
         """Returns the values of all input parameters by name, as `value` does."""
         names = {**self.declared("parameters"), **self.inputs("parameters")}
         return {name: self.value(name) for name in names}
 
-    def _fill(self, value: Any) -> Any:
+    def _fill(self, value: Any, inside: bool = False) -> Any:
         if isinstance(value, str):
-            whole = PARAMETER.fullmatch(value)
-            if whole and whole[1] in self.inputs("parameters"):
-                return self.value(whole[1])
+            alone = None if inside else PARAMETER.fullmatch(value)  # inside lists and objects it becomes text
+            if alone and alone[1] in self.inputs("parameters"):
+                return self.value(alone[1])
             return PARAMETER.sub(lambda match: as_text(self.value(match[1])), value)
         if isinstance(value, list):
-            return [self._fill(item) for item in value]
+            return [self._fill(item, True) for item in value]
         if isinstance(value, dict):
-            return {key: self._fill(item) for key, item in value.items()}
+            return {key: self._fill(item, True) for key, item in value.items()}
         return value
 
 
@@ -251,7 +267,7 @@ def as_text(value: Any) -> str:
         return UNKNOWN_TEXT
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(without_unknown(value))
+    return value if isinstance(value, str) else json.dumps(whole(without_unknown(value)))
 
 
 def without_unknown(value: Any) -> Any:
@@ -291,7 +307,7 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
         for _ in range(escapes):
             text = json.dumps(text)[1:-1]
         return text
-    return value if isinstance(value, str) else json.dumps(without_unknown(value))
+    return value if isinstance(value, str) else json.dumps(whole(without_unknown(value)))
 
 
 def payload_of(container: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from shardline.components.vertex.payload import whole_number
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
-from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
+from shardline.pipelines.local.job.custom_job import parse_payload
+from shardline.trainer.base.errors import PipelineError
+from tests.helpers.checks import check_pipeline, codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"
 
@@ -43,9 +46,9 @@ def p(name: str, escape: str = "") -> str:
         # A text goes in as it is, and everything else as JSON.
         (f'{{"a": "{p("text")}"}}', '{"a": "say "hi""}'),
         (f'{{"a": "{p("text", ".json_escape[1]")}"}}', '{"a": "say \\"hi\\""}'),
-        (f'{{"a": {p("number")}, "b": {p("pools")}}}', '{"a": 2.0, "b": [{"c": "d"}]}'),
+        (f'{{"a": {p("number")}, "b": {p("pools")}}}', '{"a": 2, "b": [{"c": "d"}]}'),
         # Inside quotes there is text only.
-        (f'{{"a": "n={p("number")} u={p("unset")}"}}', '{"a": "n=2.0 u="}'),
+        (f'{{"a": "n={p("number")} u={p("unset")}"}}', '{"a": "n=2 u="}'),
         (f'{{"a": {p("unset")}}}', '{"a": null}'),
         # What another task gives is not known yet.
         (f'{{"a": {p("later")}, "b": "{p("later")}"}}', f'{{"a": "{UNKNOWN_TEXT}", "b": "{UNKNOWN_TEXT}"}}'),
@@ -104,11 +107,61 @@ def test_concat_and_if_present_are_written_out() -> None:
         (LATER, set()),
         ([LATER], set()),
         ([{"machine_spec": LATER, "container_spec": LATER, "replica_count": LATER}], set()),
-        ([{"replica_count": 0.5}, 3], {"SL106"}),
+        ([{"replica_count": 0.5}, LATER], {"SL106"}),
     ],
 )
 def test_what_is_not_known_is_not_guessed_at(pools: Any, missing: set[str]) -> None:
     assert codes(raw_job(job_spec={"worker_pool_specs": pools, "scheduling": LATER})) == missing
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"args": ["--epochs", 5]}, r"container_spec\.args\[1\] must be a text, in quotes, got 5"),
+        ({"args": [True]}, r"args\[0\] must be a text, in quotes, got True"),
+        ({"args": "--epochs 5"}, r"args must be a list, got '--epochs 5'"),
+        ({"command": "python3"}, r"command must be a list, got 'python3'"),
+        ({"env": {"A": "b"}}, r"env\.A: EnvVar has no such field"),
+        ({"env": ["A=b"]}, r"env\[0\] must be an object, got 'A=b'"),
+        ({"env": [{"name": "A", "value": 1.5}]}, r"env\[0\]\.value must be a text, in quotes, got 1\.5"),
+        ({"imageUri": "i"}, r"imageUri: ContainerSpec has no such field"),
+    ],
+)
+def test_check_and_a_local_run_refuse_what_the_launcher_s_client_refuses(
+    wrong: dict[str, Any], why: str
+) -> None:
+    spec = raw_job(job_spec={"worker_pool_specs": [pool(container=wrong)]})
+
+    (found,) = (finding for finding in check_pipeline(spec) if finding.code == "SL301")
+    assert re.search(why, found.why)
+    with pytest.raises(PipelineError, match=re.escape(found.why)):
+        parse_payload(only_job(spec).payload, "{}")
+
+
+def test_a_parameter_inside_worker_pools_is_text_and_one_of_a_wrong_type_is_refused() -> None:
+    """A channel inside a list or an object arrives as text, from any type."""
+    numbers = {"n": 3.0}
+    args = ["--epochs", p("n"), f"{p('n')} of {p('later')}"]
+    task = only_task(**numbers, pools=[{"args": args, "n": p("n")}])
+
+    assert task.value("pools") == [{"args": ["--epochs", "3", f"3 of {UNKNOWN_TEXT}"], "n": "3"}]
+
+
+def test_an_object_made_of_numbers_that_come_later_is_refused() -> None:
+    made = pipeline(
+        component("first", outputs={"parameters": {"Output": {"parameterType": "NUMBER_INTEGER"}}}),
+        component(inputs={"training": "STRUCT"}),
+        tasks=task("first") | task(parameters={"training": {"epochs": p("pipelinechannel--first-Output")}}),
+    )
+    given = made["root"]["dag"]["tasks"]["step"]["inputs"]["parameters"]
+    given["pipelinechannel--first-Output"] = {
+        "taskOutputParameter": {"producerTask": "first", "outputParameterKey": "Output"}
+    }
+
+    assert codes(made) == {"SL521"}
+    outputs = made["components"]["comp-first"]["outputDefinitions"]["parameters"]
+    outputs["Output"]["parameterType"] = "STRING"
+    assert codes(made) == set()
 
 
 def test_a_payload_that_is_no_json_says_where() -> None:

@@ -25,6 +25,7 @@ from shardline.pipelines.check.pipeline import (
     jobs,
 )
 from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from shardline.pipelines.parameters import OWN_PIPELINES
 from shardline.pipelines.settings import placeholder
 
@@ -369,10 +370,20 @@ _KNOWN = re.compile(
 def placeholders(task: Task) -> Found:
     """Placeholders.
 
-    SL521 error: The platform fills in every placeholder.
-        Fix: use a placeholder of kfp.dsl or google_cloud_pipeline_components, or an input of the component
+    SL521 error: The platform fills in every placeholder, inside objects and lists with text.
+        Fix: use a placeholder of kfp.dsl or google_cloud_pipeline_components, or an input of the component;
+            let configure() or a component of your own put a whole object out
         Source: kfp.dsl 2.17; GCPC; pipeline_spec.proto.
     """
+    for name, item in task.inputs("parameters").items():
+        value = mapping_at(item, "runtimeValue").get("constant")
+        if isinstance(value, dict | list) and name not in JOB_PARAMETERS:
+            for match in filter(None, map(PARAMETER.fullmatch, _strings(value))):
+                if task.kind(match[1]) not in ("", "STRING"):
+                    yield (
+                        "SL521",
+                        f"in {name}, {match[1].removeprefix('pipelinechannel--')} would become text",
+                    )
     for found in sorted({match[0] for text in _texts(task) for match in PLACEHOLDER.finditer(text)}):
         if not _KNOWN.fullmatch(found[3:-2]):
             yield "SL521", f"the platform does not fill in {found}"

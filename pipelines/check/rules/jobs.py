@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from shardline.components.vertex.conversion import refusals
 from shardline.components.vertex.forms import seconds, wrong_label
 from shardline.components.vertex.payload import is_surely_missing, literal_string, mapping_at, whole_number
 from shardline.pipelines.check.pipeline import PARAMETER, Job, Pool
@@ -212,6 +213,8 @@ _JOB = (
     "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
 )
 JOB_PARAMETERS = frozenset(_JOB.split())
+#: Refused texts of which other rules say more.
+_OWN_RULES = re.compile(r"\.(timeout|max_wait_duration|strategy) .* got '|\.replica_count ")
 _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 
 
@@ -219,8 +222,9 @@ _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 def payload(job: Job) -> Found:
     """Payload of a custom job. The platform inserts a text between the quotes of the JSON unescaped.
 
-    SL301 error: The payload is JSON once the parameters are filled in, and no text of theirs breaks it.
-        Fix: remove double quotes and backslashes from what the task's parameters put into the payload
+    SL301 error: The payload, with the parameters filled in, is JSON that the launcher's client takes.
+        Fix: remove double quotes and backslashes from what the task's parameters put into the payload, and
+            write fields as in CustomJobSpec (container_spec), texts in quotes
         Source: GCPC, job_remote_runner.py.
     SL305 error: A component's parameter has none of the custom job's names.
         Fix: rename the component's parameter
@@ -231,6 +235,9 @@ def payload(job: Job) -> Found:
         yield "SL301", f"the payload is not JSON: {job.fault}"
     for why in broken:
         yield "SL301", why
+    for why in refusals(job.content):
+        if not _OWN_RULES.search(why):
+            yield "SL301", why
     parts = job.pools[0].argv if job.pools else []
     if "--function_to_execute" in parts[:-1]:
         function = parts[parts.index("--function_to_execute") + 1]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardline.components.vertex import forms
+from shardline.components.vertex.conversion import refusals
 from shardline.components.vertex.payload import (
     JobSpec,
     PoolSpec,
@@ -118,13 +119,13 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
             f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
             "labels or another field of the job breaks it"
         ) from None
+    if why := next(refusals(content), ""):
+        raise PipelineError(f"the launcher's client refuses the custom job's payload: {why}")
     job = JobSpec(content)
     pools = list_at(job.spec, "worker_pool_specs")
     if not pools:
         raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs")
     timeout = job.scheduling.get("timeout")
-    if timeout is not None and forms.seconds(str(timeout)) is None:
-        raise PipelineError(f"timeout must be {forms.DURATION.description}, not {timeout!r}")
     return CustomJob(
         worker_pools=tuple(_read_pool(index, pool) for index, pool in enumerate(pools)),
         display_name=content.get("display_name", "custom-job"),
