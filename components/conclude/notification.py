@@ -57,7 +57,7 @@ class NotifySettings:
 def message(run: RunRecord) -> str:
     """Returns the text about a run, in the marks that Slack and Google Chat have in common."""
     failure = run.explanation
-    rows = [*(failure.rows() if failure else ()), ("run", run.name), *run.links.items()]
+    rows = [*run.rows(), ("run", run.name), *run.links.items()]
     body = "\n".join(f"*{name}*  {value}" for name, value in rows)
     lines = "\n".join(failure.lines)[-_MAX_LOG:] if failure else ""
     text = f"*{run.headline()}*\n{body}"[: _MAX_TEXT - len(lines)] + (f"\n```{lines}```" if lines else "")

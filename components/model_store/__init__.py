@@ -50,8 +50,8 @@ _CLEARED_FILES = (
     *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, LITERT_FILE),
 )
 
-#: How the headline of a verdict ends.
-BLESSED, NOT_BLESSED = ": blessed", ": not registered"
+#: How the headline of a verdict begins.
+BLESSED, NOT_BLESSED = "Blessed: ", "Not blessed: "
 
 T = TypeVar("T")
 
@@ -135,14 +135,13 @@ class Verdict:
     Attributes:
         blessed: Whether the model may be published.
         reason: Reason for the verdict, in one sentence.
-        headline: The verdict in short: "4.8 points worse than the champion: not registered".
+        headline: The verdict in short: "Not blessed: 4.8 points worse than the champion".
         champion: Version of the champion that the model was compared with; "" where there was none yet, None
             where no champion_uri was set.
         blocked_by: Rules that block the model: the name of a default rule, else the rule as it was written.
         undecided: Whether too few examples left a rule open; such a model is blessed or blocked by policy.
         metrics: The metrics of all examples, by name.
-        remedy: What may help the model: more test "examples", a longer "training", or to "override" the rules
-            about champions, which alone block it; "" for nothing known.
+        remedy: What may help the model, in words; "" for nothing known.
     """
 
     blessed: bool
@@ -156,8 +155,8 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The headline without its ending."""
-        return self.headline.removesuffix(BLESSED).removesuffix(NOT_BLESSED)
+        """The headline without its beginning."""
+        return self.headline.removeprefix(BLESSED).removeprefix(NOT_BLESSED)
 
 
 def clear(out: Path) -> None:

@@ -75,7 +75,8 @@ class RunRecord:
         duration_s: Duration in seconds; None while it is running.
         error: Why it failed, as the platform or kfp.local reports it.
         verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" without a verdict.
-        reason: Why it is unchanged.
+        reason: Why it is unchanged, or not blessed.
+        remedy: What may help a model that is not blessed.
         metrics: Metrics of the exported model on the test split.
         data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
         links: URLs, gs:// or paths by name.
@@ -101,6 +102,7 @@ class RunRecord:
     error: str | None = None
     verdict: str = ""
     reason: str = ""
+    remedy: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +130,16 @@ class RunRecord:
             return f"{self.pipeline} {self.state}: {self.explanation.failed}"
         figures = f", {figures}" if (figures := quality(self.metrics)) else ""
         verdict = f": {self.verdict}{figures}" if self.verdict else ""
-        return f"{self.pipeline} {self.state}{verdict}" + (f" ({self.reason})" if self.reason else "")
+        return f"{self.pipeline} {self.state}{verdict}" + (
+            f" ({self.reason})" if self.verdict == "unchanged" else ""
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns names and values of why it failed, or its model is not blessed, and what to do."""
+        if self.explanation:
+            return self.explanation.rows()
+        why = [("why", self.reason), ("next step", self.remedy)] if self.verdict == "not blessed" else []
+        return [(name, value) for name, value in why if value]
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of run.json."""
@@ -223,7 +234,7 @@ class TaskOutputs:
 
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     """Returns the fields of a `RunRecord` that follow from the outputs of tasks, such as its verdict."""
-    found: dict[str, Any] = {"verdict": "", "reason": "", "training": ""}
+    found: dict[str, Any] = {"verdict": "", "reason": "", "remedy": "", "training": ""}
     found |= {name: {} for name in ("metrics", "data", "links")}
     for task in tasks:
         if "fingerprint" in (data := task.artifacts.get("dataset", {})):
@@ -232,9 +243,10 @@ def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
             found["training"] = task.uris.get("model", "")
         if task.parameters.get("changed") is False:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
-        blessed = task.artifacts.get("exported", {}).get("blessed")
-        if blessed is not None:
+        exported = task.artifacts.get("exported", {})
+        if (blessed := exported.get("blessed")) is not None:
             found["verdict"] = "blessed" if blessed is True else "not blessed"
+            found |= {name: str(exported.get(name, "")) for name in ("reason", "remedy")}
             metrics = task.artifacts.get("metrics", {})
             found["metrics"] = {name: value for name, value in metrics.items() if type(value) in (int, float)}
             links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}

@@ -23,11 +23,12 @@ from shardline.components.validate.export.export import export_model, take_sampl
 from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
+from shardline.components.validate.gate.training import read_training
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation
 from shardline.components.validate.metrics.scores import MAX_CURVES
-from shardline.components.validate.report.model_card import ModelCard, make_card, read_training
+from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import Origin, render_report
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read
@@ -44,12 +45,6 @@ _MAX_MATRIX_CLASSES = math.isqrt(_MAX_MATRIX_BYTES // len("0, "))
 _CURVE_POINTS = 30
 # Intervals over fewer groups are wide.
 _FEW_GROUPS = 10
-# What comes after a verdict, by its remedy.
-_NEXT = {
-    "examples": "add test examples, to be sure",
-    "training": "train longer or on more data, see the report's curves",
-    "override": "keep the champion",
-}
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,13 @@ def validate(
     )
     warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), champion.warning)
     blessing = judge(
-        evaluation, gate, absence=champion.absence, champion=champion.champion, warnings=warnings
+        evaluation,
+        gate,
+        absence=champion.absence,
+        champion=champion.champion,
+        warnings=warnings,
+        training=training,
+        champion_training=champion.training,
     )
     described = evaluation, blessing, manifest, export, training
     origin = Origin.of(model_file, training, run)
@@ -231,6 +232,8 @@ def validate_artifacts(
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
+    if not blessed:
+        exported.metadata.update(reason=outcome.blessing.explain(), remedy=outcome.blessing.remedy)
     _log_metrics(evaluation, metrics, confusion, sliced)
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
@@ -286,7 +289,7 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     fact("quality", quality, f"{quality} on {evaluation.sample}")
     fact("report", str(out / model_store.REPORT_FILE))
     if blessing.remedy:
-        fact("next", blessing.remedy, _NEXT[blessing.remedy])
+        fact("next", blessing.remedy)
     fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))
 

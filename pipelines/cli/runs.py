@@ -23,7 +23,7 @@ from shardline.components.runs.directory import local_runs, read_local_record, r
 from shardline.components.runs.logs import read_log as read_platform_log
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.platform_run import PlatformRun, PlatformTask, read_run, resource_name
-from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
+from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, LATEST, RUNNING, RunRecord
 from shardline.components.text import facts
 from shardline.components.vertex.client import Platform, call_api
 from shardline.pipelines.cli.options import (
@@ -256,15 +256,15 @@ def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", default=LATEST)
 @json_option
 @run_options
 def explain(run: str, as_json: bool, place: Place) -> None:
-    """Explain why RUN failed, and what to do.
+    """Explain why RUN failed or its model was blocked, and what to do.
 
-    Names step, replica, exit code, last lines, likely cause and next step. RUN is a run directory, the name
-    of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits with 1 if it failed, with 4 if it
-    was cancelled.
+    Names step, replica, exit code, last lines, likely cause and next step, or the rule that blocks the model.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest (the default), or the id of a run on the
+    platform. Exits with 1 if it failed, with 4 if it was cancelled.
     """
     with foreground(sys.stderr):
         found = place.find(run).record()
@@ -361,11 +361,12 @@ def local_time(moment: str) -> str:
 
 def _page(found: RunRecord) -> Iterator[str]:
     yield found.headline()
-    rows = [*found.links.items()]
-    if found.explanation is not None:
-        last = found.explanation.lines
-        rows = [*found.explanation.rows(), *rows]
-        rows += [("" if number else "last lines", f"| {line}") for number, line in enumerate(last)]
+    last = found.explanation.lines if found.explanation else ()
+    rows = [
+        *found.rows(),
+        *found.links.items(),
+        *(("" if number else "last lines", f"| {line}") for number, line in enumerate(last)),
+    ]
     for line in facts(rows).splitlines():
         yield f"  {line}"
 

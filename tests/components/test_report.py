@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import relink_page
-from shardline.components.validate.gate.verdict import JudgedRule
+from shardline.components.validate.gate.judged import JudgedRule
+from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
-from shardline.components.validate.report.model_card import TrainingRecord
 from shardline.components.validate.report.report import Origin, draw_confusion
 from shardline.trainer.data.features import Feature
 from tests.helpers.pages import Page

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.verdict import Blessing, JudgedRule
+from shardline.components.validate.gate.judged import JudgedRule
+from shardline.components.validate.gate.training import TrainingRecord
+from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import (
     Bin,
     ClassScore,
@@ -21,7 +23,6 @@ from shardline.components.validate.metrics.evaluation import (
     NumberScore,
     Slice,
 )
-from shardline.components.validate.report.model_card import TrainingRecord
 from shardline.components.validate.report.report import render_report
 from shardline.trainer.data.features import CLASS, MULTILABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest, Shard, Split

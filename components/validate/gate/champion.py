@@ -7,9 +7,10 @@ its training split, and a later run leaves test examples with these keys out of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -55,6 +56,7 @@ class ChampionEvaluation:
         absence: Why the champion could not be measured.
         warning: Warning about the comparison; "" for none.
         profile: Profile of the champion's training data, or why there is none.
+        training: Record of the champion's training; empty where there is none.
     """
 
     evaluation: Evaluation
@@ -62,6 +64,7 @@ class ChampionEvaluation:
     absence: Absence | None = None
     warning: str = ""
     profile: ReferenceProfile = "there is no champion to compare with"
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def evaluate_champion(
@@ -103,7 +106,9 @@ def evaluate_champion(
         challenger, last, slides, lambda former: _predict_former(champion_uri, former, examples, groups)
     )
     warning = describe_overlap(trained_on, export.training_data)
-    return ChampionEvaluation(replace(compared, past=past), version, warning=warning, profile=profile)
+    return ChampionEvaluation(
+        replace(compared, past=past), version, warning=warning, profile=profile, training=export.settings
+    )
 
 
 def compare(

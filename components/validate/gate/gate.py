@@ -44,9 +44,9 @@ def _default_rules(reasons: Mapping[str, str]) -> tuple[GateRule, ...]:
 def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
     return _default_rules(
         {
-            f"{CHAMPION}: {champion}": "A worse model must not replace a better one.",
-            f"baseline: {baseline}": "A model must beat always giving the same answer.",
-            f"{SLIDE}: {champion.replace(CHAMPION, 'best(8)')}": "Small losses must not add up.",
+            f"{CHAMPION}: {champion}": "The model is not worse than the champion.",
+            f"baseline: {baseline}": "The model is better than always giving the same answer.",
+            f"{SLIDE}: {champion.replace(CHAMPION, 'best(8)')}": "Small losses have not added up.",
         }
     )
 
@@ -60,13 +60,13 @@ LABEL_RULES = {
 #: Default rules about the model. Rounding differs by batch size and machine, in 16 bits by a percent.
 MODEL_RULES = _default_rules(
     {
-        "classes: never_predicted == 0": "A class that is never predicted might as well not be there.",
-        f"{EXAMPLES}: examples >= 50": "On fewer test examples a verdict is chance.",
-        f"{VARIETY}: constant_labels == 0": "Where one answer is always right, no model can be judged.",
-        "export: max_difference <= 0.02": "The exported model answers as the trained one does.",
-        "golden: golden_difference <= 0.001": "A server that has TensorFlow alone gives the same answers.",
-        "finite: non_finite == 0": "An output that is no number is no answer.",
-        "batch: batch_difference <= 0.02": "What else is in a request does not matter.",
+        "classes: never_predicted == 0": "The model predicts each class at least once.",
+        f"{EXAMPLES}: examples >= 50": "There are enough test examples for a verdict.",
+        f"{VARIETY}: constant_labels == 0": "The test examples have different answers.",
+        "export: max_difference <= 0.02": "The exported model gives the same answers as the trained one.",
+        "golden: golden_difference <= 0.001": "A process that has TensorFlow alone gives the same answers.",
+        "finite: non_finite == 0": "All outputs are finite: none is NaN or infinite.",
+        "batch: batch_difference <= 0.02": "The answer to an example is the same in any request.",
     }
 )
 #: The default rules for a label of kind class; `Gate.for_labels` returns those for other labels.

@@ -5,31 +5,24 @@ The report shows the same tables, and the code that calls the model (`make_calls
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardline.components.html import Rows, fact_rows, render
-from shardline.components.model_store import SETTINGS_FILE, Export
+from shardline.components.model_store import Export
 from shardline.components.text import enumerate_names, hide_directories
+from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.metrics import CHECKS, SERVING
-from shardline.trainer.base import files
-from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import PATH_SETTINGS
 from shardline.trainer.checkpoint.identity import format_rate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 
-# The name that the trainer gives to this file; importing it would import Keras.
-HISTORY_FILE = "history.csv"
-
-_NOT_METRICS = ("epoch", "examples", "seconds")
 _UNSET = ("", "[]", "{}", "null")
 _MOST_CLASSES = 40
 _MOST_COLUMNS = 20
@@ -54,51 +47,6 @@ docker run --rm -p 8501:8501 -v "$PWD/saved_model:/models/model/1" tensorflow/se
 """
 _CURL = "curl -d DATA http://localhost:8501/v1/models/model:predict"
 _IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png)" |"""
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """Settings and history that a training wrote next to its model file; empty where there is no such file.
-
-    `settings` is the content of settings.json, `history` the columns of history.csv, NaN for no number.
-    """
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    history: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @property
-    def initial_model(self) -> str:
-        """The training's option `initial_model`; "" where it started from none."""
-        return str(self.settings.get("settings", {}).get("initial_model") or "")
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the dataset of the training; "" where it is not known."""
-        return str(self.settings.get("fingerprint") or "")
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that have a curve, without their `val_` twins."""
-        names = [name for name in self.history if name not in _NOT_METRICS]
-        return tuple(name for name in names if name.removeprefix("val_") not in names or name[:4] != "val_")
-
-
-def read_training(model_file: Path) -> TrainingRecord:
-    """Reads settings.json and history.csv next to a model file; raises ModelError when one cannot be read."""
-    path, settings, history = model_file.with_name(SETTINGS_FILE), {}, dict[str, tuple[float, ...]]()
-    if path.exists():
-        settings = files.read_json(path, ModelError)
-        if not isinstance(settings.get("model"), str) or not isinstance(settings.get("settings", {}), dict):
-            raise ModelError(f"{path} next to the model names no model function; remove it or train again")
-    path = model_file.with_name(HISTORY_FILE)
-    try:
-        rows = list(csv.DictReader(path.read_text("utf-8").splitlines())) if path.exists() else []
-        # A metric with a value per class is a list in the file, and has no curve.
-        single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
-        history = {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise ModelError(f"cannot read {path} next to the model: {error}; remove it or train again") from None
-    return TrainingRecord(settings, history)
 
 
 def setting_rows(settings: Mapping[str, Any]) -> Rows:

@@ -26,6 +26,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
 from shardline.components.validate.gate.power import POWER, PairedTest
 from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import (
     Bin,
@@ -36,7 +37,7 @@ from shardline.components.validate.metrics.evaluation import (
     NumberScore,
 )
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
-from shardline.components.validate.report.model_card import TrainingRecord, fact_tables, make_calls
+from shardline.components.validate.report.model_card import fact_tables, make_calls
 from shardline.trainer.base import files
 from shardline.trainer.data.manifest import Manifest
 
