@@ -135,7 +135,7 @@ class RunDirectory:
         """
         facts = {name: self.short_path(text) for name, text in texts.items()}
         words, runs, command = facts.pop("blessed", ""), self.directory.parent, ""
-        published = "published as the champion" if "champion" in facts else "good enough, but not published"
+        published = "published as the champion" if "champion" in facts else "blessed, but not published"
         verdict = f"{published if blessed else 'not published'}: {words}" if words else ""
         if state == SUCCEEDED and "champion" in facts and "state" not in facts:
             command = shlex.join(["shardline", "check", self.record.yaml])

@@ -398,7 +398,7 @@ def test_a_good_model_is_blessed(good):
     blessing, tmp_path, events = good
 
     assert blessing.blessed
-    assert blessing.headline == "Compared with no champion, accuracy 1.0000: blessed"
+    assert blessing.headline == "Blessed: compared with no champion, accuracy 1.0000"
     assert "accuracy 1.0000 >= 0.95" in blessing.reason
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("blessing.json", "evaluation.json", "export.json", "profile.json", "settings.json", "saved_model"),

@@ -138,7 +138,7 @@ def test_a_bar_shows_how_far_it_is_at_80_columns() -> None:
     assert _ANSI.sub("", stream.getvalue()).count("━") >= 7
 
 
-_FIRST = "First champion"
+_FIRST = "first champion"
 _SAID = f"published as the champion: {_FIRST}"
 _PUBLISHED = {"blessed": _FIRST, "report": "/r.html", "champion": "/store/versions/v1"}
 _BLOCKED = {"blessed": "1 < 2", "report": "/r.html", "next": "keep the champion"}
@@ -149,7 +149,7 @@ _BLOCKED = {"blessed": "1 < 2", "report": "/r.html", "next": "keep the champion"
     [
         ("succeeded", True, _PUBLISHED, _SAID, "shardline check retrain.yaml"),
         ("succeeded", False, _BLOCKED, "not published: 1 < 2", ""),
-        ("succeeded", True, {"blessed": "alone"}, "good enough, but not published: alone", ""),
+        ("succeeded", True, {"blessed": "alone"}, "blessed, but not published: alone", ""),
         ("succeeded", None, {}, "in 0 s", ""),
         ("failed", True, {"blessed": "alone"}, "in 0 s", ""),
     ],

@@ -91,7 +91,7 @@ CHECKS = (
     ),
     Metric("never_predicted", "classes that are never predicted", _count, higher_is_better=False),
     Metric("constant_labels", "labels that do not vary in the test split", _count, higher_is_better=False),
-    Metric("golden_difference", "largest difference in a clean process", _tiny, higher_is_better=False),
+    Metric("golden_difference", "largest difference with TensorFlow alone", _tiny, higher_is_better=False),
     Metric("drifted", "features whose distribution has moved", _count, higher_is_better=False),
 )
 
