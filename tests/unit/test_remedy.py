@@ -79,7 +79,7 @@ def test_too_few_examples_are_counted() -> None:
 
     assert undecided.remedy.startswith("add test examples: about ")
     assert "would find a loss of 2 points in 9 of 10 cases, 180 leave it open" in undecided.remedy
-    assert "would show a lead as large as the one measured" in by_chance.remedy
+    assert "would show a difference as large as the one measured" in by_chance.remedy
     assert few.remedy == "add 20 test examples, or make the test split larger"
 
 

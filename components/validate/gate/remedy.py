@@ -95,7 +95,7 @@ def _advise_examples(rule: JudgedRule, evaluation: Evaluation) -> str:
     elif rule.difference and rule.left is not None and rule.right is not None and rule.left != rule.right:
         error = (rule.difference[1] - rule.difference[0]) / (2 * _Z)
         needed = math.ceil(n * (_Z_FOUND * error / (rule.left - rule.right)) ** 2)
-        what = "show a lead as large as the one measured"
+        what = "show a difference as large as the one measured"
     if needed is None or needed <= n:
         return f"add test examples: {n:,} leave it open"
     return f"add test examples: about {needed:,} would {what} in 9 of 10 cases, {n:,} leave it open"
