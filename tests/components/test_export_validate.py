@@ -411,7 +411,7 @@ def test_a_good_model_is_blessed(good):
     facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
     assert facts == {
         "quality": ("accuracy 1.0000", "accuracy 1.0000 on 90 examples"),
-        "blessed": (True, "Compared with no champion, accuracy 1.0000"),
+        "blessed": (True, "compared with no champion, accuracy 1.0000"),
         "report": (str(tmp_path / "out/report.html"),) * 2,
         "model card": (str(tmp_path / "out/model_card.html"),) * 2,
         "exported model": (str(tmp_path / "out/saved_model"),) * 2,

@@ -46,7 +46,7 @@ def blocked(record: TrainingRecord | None = None, /, champion: Any = None, **mea
         (training(0.6, 0.3, 0.4, 0.5, 0.6, epochs=60), "in epoch 2 of 5: more epochs will not help", None),
         (training(*FALLING), "val_loss was still falling: train longer, epochs=24", 24),
         (training(0.6), "after one epoch val_loss is not at its lowest: train longer, epochs=2", 2),
-        (training(*FALLING, *[FALLING[-1] - 0.00001 * n for n in range(12)]), "no longer falls", None),
+        (training(*FALLING, *[FALLING[-1] - 0.00001 * n for n in range(12)]), "hardly falls any more", None),
         (training(0.6, float("nan")), "train with a validation split", None),
         (training(0.6, 0.5, column="loss"), "train with a validation split", None),
     ],
