@@ -148,7 +148,7 @@ def _advise_training(training: TrainingRecord) -> str:
         still = "after one epoch val_loss is not at its lowest" if last == 1 else "val_loss was still falling"
         return f"{still}: train longer, epochs={2 * last}"
     if not after:
-        return "val_loss hardly falls any more: raise learning_rate, or change the model; more epochs help little"
+        return "val_loss hardly falls any more: raise learning_rate or change the model, epochs help little"
     return f"val_loss no longer falls ({at}): more epochs will not help; {_MORE}"
 
 
