@@ -25,16 +25,14 @@ _REASONS = {
 def _message(kind: str) -> Callable[[Any], Any]:
     """Returns the class of a message without importing the clients of all services, which takes a second."""
     module = "hyperparameter_tuning_job" if kind == "HyperparameterTuningJob" else "custom_job"
-    added = []
-    for name in _PACKAGES:
-        spec = importlib.util.find_spec(name) if name not in sys.modules else None
-        if spec:
+    missing = [name for name in _PACKAGES if name not in sys.modules]
+    for name in missing:
+        if spec := importlib.util.find_spec(name):
             sys.modules[name] = importlib.util.module_from_spec(spec)
-            added.append(name)
     try:
         return getattr(importlib.import_module(f"{_PACKAGES[1]}.{module}"), kind)  # type: ignore[no-any-return]
     finally:
-        for name in added:
+        for name in missing:
             del sys.modules[name]
 
 
@@ -56,12 +54,14 @@ def refusals(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refusals(kind: str, value: Any, path: str, wrap: Callable[[Any], Any]) -> Iterator[str]:
+    parts: list[Any] = []
     if isinstance(value, dict):
-        parts = [(item, f"{path}.{key}".lstrip("."), _into(wrap, key)) for key, item in value.items()]
+        parts = [
+            (item, f"{path}.{key}".lstrip("."), lambda part, key=key: wrap({key: part}))
+            for key, item in value.items()
+        ]
     elif isinstance(value, list):
-        parts = [(item, f"{path}[{index}]", _in_list(wrap)) for index, item in enumerate(value)]
-    else:
-        parts = []
+        parts = [(item, f"{path}[{index}]", lambda part: wrap([part])) for index, item in enumerate(value)]
     error = _error(kind, wrap(value))
     name = path.rpartition(".")[2]
     if error.startswith("Unknown field for ") and error.endswith(f": {name}"):
@@ -77,11 +77,3 @@ def _refusals(kind: str, value: Any, path: str, wrap: Callable[[Any], Any]) -> I
         yield f"{path} {reason}, got {value!r}"
     elif isinstance(value, str) and not path.endswith("]") and not _error(kind, wrap([value])):
         yield f"{path} must be a list, got {value!r}"
-
-
-def _into(wrap: Callable[[Any], Any], key: str) -> Callable[[Any], Any]:
-    return lambda value: wrap({key: value})
-
-
-def _in_list(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: wrap([value])

@@ -212,16 +212,15 @@ class Task:
         """Returns the type of the parameter or task output that an input gets; "" for any other."""
         item = mapping_at(self.inputs("parameters"), name)
         outer = self.parent.component if self.parent else mapping_at(self.pipeline.spec, "root")
-        output = mapping_at(item, "taskOutputParameter")
-        used = mapping_at(outer, "dag", "tasks", str(output.get("producerTask")), "componentRef")
-        made = mapping_at(self.pipeline.components, str(used.get("name")), "outputDefinitions", "parameters")
-        given = mapping_at(outer, "inputDefinitions", "parameters")
-        source = (
-            (made, output.get("outputParameterKey"))
-            if output
-            else (given, item.get("componentInputParameter"))
+        key, declared = (
+            item.get("componentInputParameter"),
+            mapping_at(outer, "inputDefinitions", "parameters"),
         )
-        return str(mapping_at(source[0], str(source[1])).get("parameterType") or "")
+        if output := mapping_at(item, "taskOutputParameter"):
+            used = mapping_at(outer, "dag", "tasks", str(output.get("producerTask")), "componentRef")
+            made = mapping_at(self.pipeline.components, str(used.get("name")), "outputDefinitions")
+            key, declared = output.get("outputParameterKey"), mapping_at(made, "parameters")
+        return str(mapping_at(declared, str(key)).get("parameterType") or "")
 
     def values(self) -> dict[str, Any]:
         """Returns the values of all input parameters by name, as `value` does."""

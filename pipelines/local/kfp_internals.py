@@ -141,15 +141,13 @@ def pass_values_as_the_platform_does() -> None:
         content: dict[str, Any] = json_format.MessageToDict(executor_input)
         values = content.get("inputs", {}).get("parameterValues", {})
         declared = component_spec.input_definitions.parameters
-        for name, value in list(values.items()):
-            if value is None and name in declared:
-                value = json_format.MessageToDict(declared[name].default_value)
-            is_float = (
-                isinstance(value, float) and name in declared and declared[name].parameter_type == double
-            )
-            values[name] = value if is_float else whole(value)
-            if value is None:
+        for name in list(values):
+            if values[name] is None and name in declared:
+                values[name] = json_format.MessageToDict(declared[name].default_value)
+            if values[name] is None:
                 del values[name]
+            elif name not in declared or declared[name].parameter_type != double:
+                values[name] = whole(values[name])
         return content
 
     def resolve_values(executor_input_dict: dict[str, Any], **names: Any) -> dict[str, Any]:
