@@ -87,11 +87,9 @@ def _advise_examples(rule: JudgedRule, evaluation: Evaluation) -> str:
     """Returns how many test examples would decide an open rule, where that can be computed."""
     compared = evaluation.champion_comparison
     n, needed, what = compared.examples, None, ""
-    if rule.name == CHAMPION:
-        parsed = parse_rule(rule.rule)
-        if test := PairedTest.of(compared, parsed):
-            loss = 2 * test.within
-            needed, what = test.examples_needed(loss), f"find a loss of {test.text(loss)}"
+    if rule.name == CHAMPION and (test := PairedTest.of(compared, parse_rule(rule.rule))):
+        loss = 2 * test.within
+        needed, what = test.examples_needed(loss), f"find a loss of {test.text(loss)}"
     elif rule.difference and rule.left is not None and rule.right is not None and rule.left != rule.right:
         error = (rule.difference[1] - rule.difference[0]) / (2 * _Z)
         needed = math.ceil(n * (_Z_FOUND * error / (rule.left - rule.right)) ** 2)
