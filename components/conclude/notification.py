@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from shardline.components.deadline import call_within
 from shardline.components.model_store.store import champion_directory
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
@@ -80,24 +82,30 @@ def webhook_url(secret: str) -> str:
 
 
 def send(url: str, text: str) -> None:
-    """Posts a message, three times where the webhook does not take it.
+    """Posts a message, three times where the webhook does not take it; its answer is not read.
 
     Raises PlatformError without the URL, which the errors of requests contain.
     """
     import requests
 
+    def post() -> int:
+        answer = requests.post(
+            url, json={"text": text}, timeout=_TIMEOUT_S, allow_redirects=False, proxies=proxies, stream=True
+        )
+        with answer:
+            return int(answer.status_code)
+
+    logging.getLogger("urllib3").setLevel(logging.CRITICAL)  # warns of answers with their URL
     # Of this machine (`webhook_url`), which a proxy does not know.
     proxies = {"no_proxy": urlsplit(url).hostname or ""} if url.startswith("http:") else None
     for number in range(_TRIES):
         time.sleep(_PAUSE_S if number else 0)
         try:
-            response = requests.post(
-                url, json={"text": text}, timeout=_TIMEOUT_S, allow_redirects=False, proxies=proxies
-            )
-            if response.status_code < 300:
+            status = call_within(_TIMEOUT_S, post)
+            if status < 300:
                 return
-            reason = f"status {response.status_code}"
-        except requests.RequestException as error:
+            reason = f"status {status}"
+        except (requests.RequestException, TimeoutError) as error:
             reason = type(error).__name__
     raise PlatformError(f"the webhook did not take the message ({reason})")
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardline.components.deadline import call_within
 from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
 from shardline.components.vertex.client import read_secret
 from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError, printable
 from shardline.trainer.base.progress import report
 from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE
 
@@ -103,7 +104,10 @@ def _log(
 
         quote = '"' if "'" in name else "'"  # nothing in it can be escaped
         wanted = f"tags.`{NAME_TAG}` = {quote}{name}{quote}"
-        found = mlflow.search_runs(filter_string=wanted, max_results=1, output_format="list")
+        found = call_within(
+            float(os.environ[_TIMEOUT]),
+            lambda: mlflow.search_runs(filter_string=wanted, max_results=1, output_format="list"),
+        )
         own = {NAME_TAG: name, **{_key(key): value[:_MAX_VALUE] for key, value in (tags or {}).items()}}
         mlflow.start_run(found[0].info.run_id if found else None, run_name=name, tags=own)
         try:
@@ -123,8 +127,10 @@ def _log(
     except Exception as error:  # MLflow raises its own, and those of requests
         cause = " ".join(str(error).rpartition("(Caused by ")[2].split())[:300]
         hint = ": pip install 'shardline[mlflow]'" if isinstance(error, ImportError) else ""
-        line = f"warning: cannot log to MLflow at {uri}: {cause}{hint}"
-        report("tracking", re.sub(r"//[^/\s]*@", "//", line))  # without the password of an address
+        line = f"warning: cannot log to MLflow at {uri}: {printable(cause)}{hint}"
+        line = re.sub(r"//[^/\s]*@", "//", line)  # without the password of an address
+        token = os.environ.get(TOKEN_VARIABLE, "")  # which a server may repeat
+        report("tracking", line if SECRET.fits(token) else line.replace(token or "\0", "***"))
 
 
 def _key(name: str) -> str:

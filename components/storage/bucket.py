@@ -19,7 +19,6 @@ from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import PlatformError
 
 if TYPE_CHECKING:
-    from google.auth.transport.urllib3 import AuthorizedHttp
     from google.cloud.storage import Blob, Client
 
 T = TypeVar("T")
@@ -87,14 +86,28 @@ class Bucket:
             return Client()
 
     @cached_property
-    def _http(self) -> AuthorizedHttp:
+    def _http(self) -> Any:
         """Plain connections for reads, which take half the processor time of the client's."""
-        import certifi
+        from certifi import where
+        from google.auth.transport.requests import Request
         from google.auth.transport.urllib3 import AuthorizedHttp
+        from requests import Session
+        from requests.adapters import HTTPAdapter
+        from requests.utils import select_proxy
         from urllib3 import PoolManager
 
-        pool = PoolManager(maxsize=_CONNECTIONS, retries=False, timeout=_ATTEMPT_S, ca_certs=certifi.where())
-        return AuthorizedHttp(self._client._credentials, http=pool)  # type: ignore[no-untyped-call]
+        endpoint = self._client.api_endpoint
+        # The proxy and the certificates of the environment, as the client takes them.
+        environment = Session().merge_environment_settings(endpoint, {}, None, None, None)
+        options: dict[str, Any] = {"retries": False, "timeout": _ATTEMPT_S}
+        options["ca_certs"] = where() if environment["verify"] is True else environment["verify"]
+        if proxy := select_proxy(endpoint, environment["proxies"]):
+            pool = HTTPAdapter(pool_maxsize=_CONNECTIONS).proxy_manager_for(proxy, **options)
+        else:
+            pool = PoolManager(maxsize=_CONNECTIONS, **options)
+        http: Any = AuthorizedHttp(self._client._credentials, http=pool)  # type: ignore[no-untyped-call]
+        http._request = Request()  # where tokens come from may be reached without the proxy
+        return http
 
     def pages(self, prefix: str, **options: str | int) -> Iterator[Page]:
         """Yields the pages of the names that begin with a prefix, each requested when it is needed.
@@ -205,7 +218,7 @@ class Bucket:
         headers = {"Accept-Encoding": "gzip"}  # no decompression of objects stored with gzip
         with platform_errors("sign in to Google Cloud"):
             try:
-                response: Any = self._http.urlopen("GET", url, headers=headers, decode_content=False)  # type: ignore[no-untyped-call]
+                response: Any = self._http.urlopen("GET", url, headers=headers, decode_content=False)
             except HTTPError as error:
                 raise ConnectionError(str(error)) from error
         status, data = int(response.status), bytes(response.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
     assert events[0].text.startswith(f"cannot read how the run ended: {run} is not the directory of a run")
     record = json.loads((tmp_path / "history" / "runs" / "retrain-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "Task exit-handler-1 failed."
+
+
+@pytest.mark.parametrize(("endless", "refused"), [("header", True), ("body", False)])
+def test_an_answer_without_end_is_given_up(
+    webhook: Webhook,
+    endless: str,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(notification, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(notification, "_TIMEOUT_S", 0.3)
+    webhook.endless = endless
+    with pytest.raises(PlatformError, match="TimeoutError") if refused else contextlib.nullcontext():
+        send(webhook.url, "")
+    webhook.endless = ""
+
+    assert len(webhook.messages) == (3 if refused else 1)
+    assert "T0PS3CRET" not in caplog.text, "the libraries' own log has the address"
 
 
 @pytest.mark.parametrize("status", [302, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,19 @@ def test_a_bucket_and_a_disk_are_listed_in_the_same_order(bucket: Bucket) -> Non
     assert facts(listing.files_below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
     for root in ("gs://bucket/data", "/gcs/bucket/data"):
         assert facts(listing.files_below(root)) == [(*each, True) for each in expected]
+
+
+def test_a_bucket_behind_a_proxy_is_listed_and_read(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is its own proxy: the bucket's address is known to that alone."""
+    bucket.write("data/1.jpg")
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", os.environ["STORAGE_EMULATOR_HOST"])
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.invalid")
+    behind = objects.Bucket("bucket")
+
+    assert [found.name for page in behind.pages("data/") for found in page] == ["data/1.jpg"]
+    assert behind.read("data/1.jpg") == b"data/1.jpg"
 
 
 def test_a_thousand_names_are_a_request(bucket: Bucket) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +79,51 @@ def test_a_server_that_does_not_answer_costs_ten_seconds(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert "timed out" in logged(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch, capfd)
+
+
+class Endless(QuietHandler):
+    """Server whose answer drips, each byte long before a client gives up waiting for one."""
+
+    over = threading.Event()
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while not self.over.wait(0.05):
+            self.wfile.write(b" ")
+
+    do_GET = do_POST
+
+
+def test_an_answer_that_drips_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(mlflow_log._TIMEOUT, "1")
+    with serve(Endless) as port:
+        assert "no whole answer within 1 s" in logged(f"http://127.0.0.1:{port}", monkeypatch, capfd)
+        Endless.over.set()
+
+
+class Repeating(QuietHandler):
+    """Server whose error has the client's token and acts on a terminal."""
+
+    def do_POST(self) -> None:
+        self.send_response(400)
+        self.end_headers()
+        message = f"\x1b[31mno {self.headers['Authorization']}"
+        self.wfile.write(json.dumps({"error_code": "BAD_REQUEST", "message": message}).encode())
+
+    do_GET = do_POST
+
+
+def test_what_a_server_repeats_shows_no_token_and_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "t0ps3cret")
+    with serve(Repeating) as port:
+        line = logged(f"http://127.0.0.1:{port}", monkeypatch, capfd)
+    assert r"\x1b[31mno Bearer ***" in line
 
 
 def test_a_wrong_password_is_reported_and_not_shown(
