@@ -39,21 +39,21 @@ _SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "-
 _RULES_HEAD = """\
 # What `shardline check` looks at
 
-`shardline check` finds mistakes in a file before anything runs.
+`shardline check` finds mistakes before anything runs.
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml -p epochs=3
 
 It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
-pipelines and parameters, and studies. It looks for what costs money, is lost without a word, or is refused
-only after hours. No network is needed.
+pipelines and parameters, and studies. It looks for what costs money, is lost silently, or is refused
+only after hours.
 
 - An **error** is refused, fails, or does something other than you meant. A **warning** works,
-  and you may regret it.
-- The exit code is 1 with errors, else 0; 2 if a file cannot be read.
+  and may be regretted.
+- The exit code is 1 with errors, else 0; 2 for unreadable files.
 - `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
-- A custom job is checked as the API receives it, without values that are known only at run time.
+- A custom job is checked as the API receives it, without values known only at run time.
 
 Sources:
 

@@ -12,7 +12,7 @@ from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex.client import Platform
-from shardline.components.vertex.forms import Form
+from shardline.components.vertex.forms import IMAGE, KEY, NETWORK, REGION, Form, check_forms, other_region
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.tables import (
@@ -66,6 +66,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; set the container image of all components")
+        check_forms({"image": IMAGE}, vars(self))
         if self.deploy and self.model_upload is None:
             raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
@@ -168,6 +169,8 @@ _REGISTRY = Form(
     r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
     "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
 )
+#: The registry receives this account's token.
+_FORMS = {"registry": _REGISTRY, "location": REGION, "network": NETWORK, "encryption_spec_key_name": KEY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +191,11 @@ class Environment:
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.registry and not _REGISTRY.fits(self.registry):  # it receives this account's token
-            raise SettingsError(f"registry must be {_REGISTRY.description}, got {self.registry!r}")
+        check_forms(_FORMS, vars(self))
+        if self.location and (place := other_region(self.encryption_spec_key_name, self.location)):
+            raise SettingsError(
+                f"encryption_spec_key_name is in {place}, and location is {self.location}; use one there"
+            )
 
     @property
     def platform(self) -> Platform:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardline.components.vertex.forms import ENDPOINT, MODEL, Form, wrong_label
+from shardline.components.vertex.forms import (
+    DISPLAY_NAME,
+    ENDPOINT,
+    IMAGE,
+    MODEL,
+    Form,
+    check_forms,
+    wrong_label,
+)
 from shardline.trainer.base.errors import SettingsError
 
 #: The platform inserts texts between the quotes of JSON unescaped.
@@ -18,6 +26,7 @@ def _check_texts(settings: Deploy | ModelUpload) -> None:
         form = _OPTIONAL.get(name, _TEXT)
         if isinstance(value, str) and (value or name not in _OPTIONAL) and not form.fits(value):
             raise SettingsError(f"{name} must be {form.description}, got {value!r}")
+    check_forms({"display_name": DISPLAY_NAME, "serving_image_uri": IMAGE}, vars(settings))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from shardline.trainer.base.errors import SettingsError
+
 
 class Form(NamedTuple):
     """Format of a text: a regular expression for the whole text, and a description for messages."""
@@ -23,10 +25,24 @@ MODEL = Form(
     "projects/P/locations/L/models/ID, without a version",
 )
 ENDPOINT = Form(MODEL.pattern.replace("models", "endpoints"), "projects/P/locations/L/endpoints/ID")
+TENSORBOARD = Form(MODEL.pattern.replace("models", "tensorboards"), "projects/P/locations/L/tensorboards/ID")
 SECRET = Form(
     r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)",
     "projects/PROJECT/secrets/NAME/versions/latest, the name of a secret in Secret Manager",
 )
+_PART = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+#: distribution/reference; gcr.io has projects DOMAIN:PROJECT.
+IMAGE = Form(
+    rf"([\w.-]+(:\d+)?/)?([a-z0-9.-]+:[a-z0-9-]+/)?({_PART}/)*{_PART}(:\w[\w.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?",
+    "REGISTRY/PATH:TAG or REGISTRY/PATH@sha256:DIGEST",
+)
+NETWORK = Form(r"projects/[\w:.-]+/global/networks/[\w-]+", "projects/NUMBER/global/networks/NAME")
+KEY = Form(
+    r"projects/[\w:.-]+/locations/[a-z0-9-]+/keyRings/[\w-]+/cryptoKeys/[\w-]+",
+    "projects/P/locations/L/keyRings/RING/cryptoKeys/KEY",
+)
+REGION = Form(r"[a-z0-9-]+", "a region such as europe-west4")
+DISPLAY_NAME = Form(r"[^\n]{1,128}", "a text of 1 to 128 characters")
 #: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine fractional
 #: digits, terminated by 's'".
 DURATION = Form(r"\d+(\.\d{1,9})?s", "seconds and an 's', as in '3600s'")
@@ -38,6 +54,27 @@ def wrong_label(labels: Mapping[str, Any]) -> str:
     """Returns the first label that the API does not take, KEY=VALUE; "" if it takes all."""
     texts = [f"{key}={value}" for key, value in labels.items() if "{{$" not in str(value)]
     return next((text for text in texts if text != text.lower() or not _LABEL.fullmatch(text)), "")
+
+
+def check_forms(forms: Mapping[str, Form], values: Mapping[str, Any]) -> None:
+    """Raises SettingsError where a named text has another form; "" and placeholders pass."""
+    for name, form in forms.items():
+        if (text := values.get(name, "")) and "{{$" not in text and not form.fits(text):
+            raise SettingsError(f"{name} must be {form.description}, got {text!r}")
+
+
+def check_ranges(values: Mapping[str, Any], **ranges: tuple[int, int]) -> None:
+    """Raises SettingsError where a named number is not from the first to the last of its range."""
+    for name, (low, high) in ranges.items():
+        if not low <= values[name] <= high:
+            raise SettingsError(f"{name} must be {low} to {high}, got {values[name]}")
+
+
+def other_region(name: str, region: str) -> str:
+    """Returns the region in a resource's name, or of the zone in it, unless it is `region`; else ""."""
+    found = re.search(r"/(locations|zones)/([^/]+)/", name)
+    place = re.sub("-[a-z]$", "", found[2]) if found else region
+    return "" if place == region else place
 
 
 def seconds(duration: str) -> float | None:

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardline.components.vertex.forms import DURATION, seconds
+from shardline.components.vertex.forms import (
+    DURATION,
+    KEY,
+    NETWORK,
+    TENSORBOARD,
+    check_forms,
+    check_ranges,
+    seconds,
+)
 from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.pools import Cluster
 from shardline.trainer.base.errors import SettingsError
@@ -60,6 +68,9 @@ class CustomJobSettings:
         own = {*vars(self), "worker_pool_specs"} & {*self.extra, *mapping_at(self.extra, "scheduling")}
         if own:
             raise SettingsError(f"extra sets {', '.join(sorted(own))}, which other keys set; leave it out")
+        check_ranges(vars(self), num_retries=(0, 10))
+        forms = {"timeout": DURATION, "network": NETWORK, "encryption_spec_key_name": KEY}
+        check_forms({**forms, "tensorboard": TENSORBOARD}, vars(self))
         directory = self.base_output_directory
         # A compiled pipeline gives the job a directory that its rehearsal returns: no rule sees this one.
         if directory and not any(name in directory for name in _RUN_PLACEHOLDERS):
@@ -114,6 +125,7 @@ class TaskMachine:
             )
         if self.disk and not self.machine_type:
             raise SettingsError("disk needs a machine_type; set one instead of cpu and memory")
+        check_ranges(vars(self), retries=(0, 10))
         if not seconds(self.timeout):
             raise SettingsError(f"timeout must be {DURATION.description}, more than 0s, got {self.timeout!r}")
 

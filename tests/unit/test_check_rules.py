@@ -132,6 +132,12 @@ ROWS = [
     ("SL322", job(pool(container={"env": 2 * [{"name": "A", "value": "1"}]})), job(env(A="1"))),
     ("SL403", image("step:latest"), image("us-docker.pkg.dev/vertex-ai/prediction/sklearn-cpu.1-5:latest")),
     ("SL403", image("registry:5000/step:1"), image(f"registry:5000/step:1@sha256:{64 * 'a'}")),
+    (
+        "SL411",
+        image("europe-west4-docker.pkg.dev/p/r/Image:1"),
+        image("europe-west4-docker.pkg.dev/p/r/image:1"),
+    ),
+    ("SL411", image("step:1@sha256:12"), image(f"gcr.io/acme.com:p/step:1@sha256:{64 * 'a'}")),
     ("SL407", pipeline(component(command=["sh", "-c", "python3 -m pip install 'kfp==2.17.0'"])), pipeline()),
     ("SL412", image("eu-docker.pkg.dev/my-project/r/i:1"), image("eu-docker.pkg.dev/vision/my-projects/i:1")),
     ("SL511", retried(maxRetryCount="{{$.inputs.parameters['n']}}"), retried(maxRetryCount=2.0)),
@@ -255,6 +261,17 @@ def test_a_tensorboard_is_in_the_region_of_the_run() -> None:
         assert ("SL217" in {finding.code for finding in findings}) == found
 
 
+def test_an_endpoint_and_a_key_are_in_the_region_of_the_run() -> None:
+    uri = "https://us-east1-aiplatform.googleapis.com/v1/projects/p/locations/us-east1/endpoints/1"
+    spec = pipeline()
+    spec["deploymentSpec"]["executors"]["exec-step"] = {"importer": {"artifactUri": {"constant": uri}}}
+    key = {"encryption_spec_key_name": CRYPTO_KEY.format("us-east1")}
+    for parts in ({"spec": spec}, {"spec": pipeline(), "environment": key}):
+        for region, found in (("us-east1", False), ("europe-west4", True)):
+            findings = check(Pipeline(location=region, **parts))
+            assert ("SL217" in {finding.code for finding in findings}) == found
+
+
 def schedule(cron: str = "TZ=Europe/Vienna 0 6 * * 1", **fields: Any) -> Schedule:
     return Schedule(**{"cron": cron, "max_concurrent_active_run_count": 1, **fields})
 
@@ -267,6 +284,9 @@ SCHEDULE_ROWS = [
     ("SL902", schedule("0 6 * * *"), schedule("CRON_TZ=UTC 0 6 * * *")),
     ("SL902", schedule("TZ=../etc/passwd 0 6 * * *"), schedule("TZ=America/New_York 0 6 * * *")),
     ("SL906", schedule(max_concurrent_active_run_count=None), schedule()),
+    ("SL911", schedule(max_run_count=0), schedule(max_run_count=1)),
+    ("SL911", schedule(max_concurrent_active_run_count=-1), schedule()),
+    ("SL911", schedule(display_name=129 * "ä"), schedule(display_name=128 * "ä")),
     ("SL909", schedule("TZ=UTC */15 * * * *"), schedule("TZ=UTC 0 * * * *")),
 ]
 

@@ -219,7 +219,6 @@ def test_drift_of_what_a_run_is_made_of_is_found(context: Any, what: str) -> Non
         ({"runtimeConfig": {"parameterValues": {"epochs": 3.0}}}, []),
         # The label is right, and the parameters were edited elsewhere.
         ({"runtimeConfig": {"parameterValues": {"epochs": 9}}}, ["parameters.epochs"]),
-        ({"labels": {}}, ["pipeline", "environment"]),  # it was made elsewhere
         # What the platform writes in its own way is no drift where the label is right.
         ({"network": "projects/123/global/networks/default"}, []),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardline.components.text import truncate
-from shardline.components.vertex.forms import seconds
+from shardline.components.vertex.forms import IMAGE, seconds
 from shardline.components.vertex.payload import argv, list_at, literal_string, mapping_at, whole_number
 from shardline.pipelines.check.pipeline import (
     PARAMETER,
@@ -47,7 +47,7 @@ def images(pipeline: Pipeline) -> Found:
     SL403 warning: An image is named by digest.
         Fix: name it by digest, NAME@sha256:..., which a push prints
         Source: artifact-registry/docs/docker/names.
-    SL411 error: Your own image names its registry.
+    SL411 error: An image is REGISTRY/PATH:TAG@DIGEST; your own names its registry.
         Fix: name it LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings (in your own
             pipeline: with_image), and compile
         Source: artifact-registry/docs/docker/names.
@@ -59,6 +59,8 @@ def images(pipeline: Pipeline) -> Found:
     of_tasks = {literal_string(executor.container.get("image")) for executor in pipeline.executors}
     found = sorted(filter(None, of_tasks | {pool.image for job in custom_jobs for pool in job.pools}))
     for image in found:
+        if not IMAGE.fits(image):
+            yield "SL411", f"the image {image!r} is not {IMAGE.description}"
         tag = image.rpartition("/")[2].partition(":")[2]
         can_move = _has_registry(image) or tag in ("", "latest")
         if can_move and "@" not in image and not _RELEASED.match(image):

@@ -6,11 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from shardline.components.vertex.conversion import refusals
-from shardline.components.vertex.forms import seconds, wrong_label
-from shardline.components.vertex.payload import is_surely_missing, literal_string, mapping_at, whole_number
-from shardline.pipelines.check.pipeline import PARAMETER, Job, Pool
+from shardline.components.vertex.forms import other_region, seconds, wrong_label
+from shardline.components.vertex.payload import (
+    is_surely_missing,
+    list_at,
+    literal_string,
+    mapping_at,
+    whole_number,
+)
+from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, Task
 from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
@@ -177,9 +184,6 @@ def connections(job: Job) -> Found:
     SL214 warning: A job with TensorBoard has a base_output_directory for its logs.
         Fix: set base_output_directory; the trainer writes its logs below it
         Source: CustomJobSpec.
-    SL217 error: The encryption key and the TensorBoard of a job are in its region.
-        Fix: use those of the region in which the job runs
-        Source: CustomJobSpec; EncryptionSpec.
     """
     spec = job.spec
     if job.strategy and job.strategy not in _STRATEGIES:
@@ -193,17 +197,43 @@ def connections(job: Job) -> Found:
         yield "SL202", "the job has a tensorboard and no service_account"
     if spec.get("tensorboard") and is_surely_missing(spec, "base_output_directory", "output_uri_prefix"):
         yield "SL214", "the job has a tensorboard and no base_output_directory"
-    named = {
-        "the encryption key": mapping_at(job.content, "encryption_spec").get("kms_key_name"),
-        "the TensorBoard": spec.get("tensorboard"),
-    }
-    place, region = "the run", job.task.pipeline.location
-    for name, value in named.items():
-        found = re.search(r"/locations/([^/]+)/", literal_string(value))
-        if found and region and found[1] != region:
-            yield "SL217", f"{name} is in {found[1]}, and {place} in {region}"
-        elif found and not region:
-            place, region = name, found[1]
+
+
+@rules(Pipeline, Task, Job)
+def regions(part: Pipeline | Task | Job) -> Found:
+    """Resources of a run.
+
+    SL217 error: What a run uses is in its region.
+        Fix: use keys, TensorBoard, endpoint, model and reservations of the region in which it runs
+        Source: EncryptionSpec.
+    """
+    pipeline = (
+        part if isinstance(part, Pipeline) else part.task.pipeline if isinstance(part, Job) else part.pipeline
+    )
+    place, region = "the run", pipeline.location
+    for name, value in _resources(part):
+        text = literal_string(value)
+        if region and (other := other_region(text, region)):
+            yield "SL217", f"{name} is in {other}, and {place} in {region}"
+        elif not region and (found := other_region(text, "")):
+            place, region = name, found
+
+
+def _resources(part: Pipeline | Task | Job) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, Pipeline):
+        yield "the encryption key", part.environment.get("encryption_spec_key_name")
+    elif isinstance(part, Task):
+        label = str(part.component.get("executorLabel") or "")
+        executors = mapping_at(part.pipeline.spec, "deploymentSpec", "executors")
+        uri = literal_string(mapping_at(executors, label, "importer", "artifactUri").get("constant"))
+        if found := re.search(r"-aiplatform\.googleapis\.com/v1/(.+)", uri):
+            yield found[1], found[1]
+    else:
+        yield "the encryption key", mapping_at(part.content, "encryption_spec").get("kms_key_name")
+        yield "the TensorBoard", part.spec.get("tensorboard")
+        for pool in part.pools:
+            for reservation in list_at(pool.machine, "reservation_affinity", "values"):
+                yield "a reservation", reservation
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).

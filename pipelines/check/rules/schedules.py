@@ -115,7 +115,15 @@ def counts(schedule: Schedule) -> Found:
     SL906 warning: Runs of a schedule do not overlap.
         Fix: set max_concurrent_active_run_count to 1, unless runs may overlap
         Source: Schedule.
+    SL911 error: A schedule's name and counts are within the API's limits.
+        Fix: use at most 128 characters for the name, and counts of 1 or more
+        Source: Schedule.
     """
+    if len(schedule.display_name) > 128:
+        yield "SL911", f"the name has {len(schedule.display_name)} characters"
+    for name in ("max_concurrent_active_run_count", "max_run_count"):
+        if (count := getattr(schedule, name)) is not None and count < 1:
+            yield "SL911", f"{name} is {count}"
     active = schedule.max_concurrent_active_run_count
     if active != 1:
         yield "SL906", f"max_concurrent_active_run_count is {'not set' if active is None else active}"
