@@ -19,11 +19,13 @@ import numpy as np
 
 from benchmarks.error_rates import (
     METRICS,
+    RARE_METRICS,
     SLICE_RULES,
     SLIDE_RULES,
     coverage,
     defaults,
     grouped,
+    rare,
     slices,
     slides,
     tables,
@@ -169,6 +171,17 @@ def print_tables(run: Run, draws: int) -> None:
     print_table(["combinations of values", "rows", "intervals over", *missed, *blocked], rows)
 
 
+def print_rare(run: Run, draws: int) -> None:
+    """Prints how often random and sound models beat the baseline where one class is rare, by metric."""
+    cases = [(n, share, draws // 2) for share in (0.03, 0.09, 0.15) for n in (200, 1_000, 5_000)]
+    rows = [
+        [percent(share), f"{n:,}", *(" / ".join(map(percent, by.values())) for by in found.values())]
+        for (n, share, _), found in zip(cases, run(rare, cases), strict=True)
+    ]
+    what = "beats the baseline by " + " / ".join(RARE_METRICS)
+    print_table(["rare class", "test examples", f"random model {what}", "balanced model"], rows)
+
+
 def print_models(run: Run, draws: int) -> None:
     """Prints the table of simulated models of docs/judging.md, which is the same for any number of draws."""
     print("\n".join(rows_of_models()))
@@ -205,6 +218,7 @@ TABLES = {
     "slices": print_slices,
     "grouped": print_grouped,
     "tables": print_tables,
+    "rare": print_rare,
     "models": print_models,
 }
 

@@ -84,6 +84,8 @@ def _argument_options(name: str, default: Any) -> dict[str, Any]:
         return {"action": "store_true"}
     if isinstance(default, tuple):
         return {"action": "append", "default": list(default), "metavar": "PKG.MODULE:NAME"}
+    if name == "class_weights":
+        return {"type": lambda text: _json_object(text) if text[:1] == "{" else text, "metavar": "JSON"}
     if isinstance(default, dict):
         return {"type": _json_object, "metavar": "JSON"}
     if isinstance(default, int | float):

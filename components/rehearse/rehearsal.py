@@ -177,7 +177,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     from shardline.components.validate.validation import export_trained
 
     examples, out = Examples(dataset, manifest), model / "exported"
-    rules = gate.gate.for_labels(manifest.labels)
+    rules = gate.gate.for_labels(manifest.labels, examples.split)
     export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )

@@ -97,7 +97,7 @@ def validate(
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
-    gate = gate.for_labels(manifest.labels)
+    gate = gate.for_labels(manifest.labels, manifest.splits[examples.name])
     if champion_uri:
         require_store(champion_uri)
     training = read_training(model_file)

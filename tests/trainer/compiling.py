@@ -163,7 +163,7 @@ METRICS = (
         "`weighted_metrics`, and class weights of the run",
         compiled(CATEGORICAL, (), weighted_metrics=["accuracy"]),
         ONE_HOT,
-        settings={"class_weights": '{"top": 3.0}'},
+        settings={"class_weights": {"top": 3.0}},
     ),
     Case(
         "`sparse_categorical_crossentropy` with `AUC()`",

@@ -219,7 +219,7 @@ def test_an_augmentation_that_cannot_be_used_is_refused(dataset, name, message):
 
 
 def test_classes_have_weights(dataset):
-    feed = make_feed(dataset, 1, 8, class_weights=class_weights('{"middle": 3}', dataset[1]))
+    feed = make_feed(dataset, 1, 8, class_weights=class_weights({"middle": 3}, dataset[1]))
 
     for _, labels, weights in feed.worker_dataset(1, 0, range(1)).as_numpy_iterator():
         assert weights.dtype == np.float32
@@ -243,12 +243,10 @@ def test_balanced_classes_weigh_the_same(dataset):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ('{"midle": 2}', "no class 'midle', it has middle, "),
-        ('{"middle": -1}', "'middle' must be a number of at least 0, got -1"),
-        ('{"middle": true}', "got True"),
-        ('{"middle": NaN}', 'got .{"middle": NaN}'),
-        ("[1, 2, 3]", r"takes balanced or a JSON object"),
-        ("equal", r"got 'equal'"),
+        ({"midle": 2}, "no class 'midle', it has middle, "),
+        ({"middle": -1}, "'middle' must be a number of at least 0, got -1"),
+        ({"middle": True}, "got True"),
+        ({"middle": float("nan")}, "got nan"),
     ],
 )
 def test_class_weights_that_cannot_be_are_refused(dataset, setting, message):

@@ -165,7 +165,8 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
         ({"strategy": "one_device", "cpu_devices": 3}, SettingsError, "cpu_devices 3 divides the CPU"),
         ({"strategy": "parameter_server"}, SettingsError, "needs parameter servers"),
         ({"callbacks": ("tests.helpers.models:nothing",)}, SettingsError, "has no 'nothing'"),
-        ({"class_weights": '{"left": 2}'}, SettingsError, "no class 'left'"),
+        ({"class_weights": {"left": 2}}, SettingsError, "no class 'left'"),
+        ({"class_weights": '{"left": 2}'}, SettingsError, r'such as {"No": 1, "Yes": 4}, no text'),
         ({"initial_model": "nowhere.keras"}, ModelError, "nowhere.keras"),
         (
             {

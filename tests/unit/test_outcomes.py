@@ -194,6 +194,37 @@ def test_without_mistakes_a_share_has_an_interval_and_other_metrics_have_none() 
     assert {*evaluated(tags(1.1)).intervals} >= {"subset_accuracy", "recall[label=a]", "log_loss"}
 
 
+@pytest.mark.parametrize("kind", ["tags", "classes"])
+def test_the_baseline_has_probabilities_and_is_measured_as_scikit_learn_does(kind: str) -> None:
+    model = MAKE[kind](0.6)
+    label = model.label if kind == "tags" else class_label("abcdef")
+    counts = (70, 10, 5, 5, 5, 5) if kind == "classes" else (9, 9, 9)
+    shares = model.true.mean(axis=0) if kind == "tags" else np.array(counts) / 100
+    outputs = np.tile(shares, (N, 1))
+    rows = [(model.true[:, i], outputs[:, i]) for i in range(len(label.outputs))] if kind == "tags" else []
+    precision = "mean_average_precision" if kind == "tags" else "pr_auc"
+    expected = {
+        "log_loss": np.mean([metrics.log_loss(*row) for row in rows])
+        if rows
+        else metrics.log_loss(model.true, outputs),
+        "roc_auc": 0.5,
+        precision: metrics.average_precision_score(
+            model.true if rows else np.eye(6)[model.true], outputs, average="macro"
+        ),
+    }
+
+    found = replace(model, label=label).baseline(Tally(counts))
+
+    assert {name: found.metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    constant = replace(model, outputs=outputs.astype(np.float32))
+    for name in expected:
+        lead = found.leads[name]
+        assert lead.difference == pytest.approx(model.score()[name] - expected[name], abs=1e-6)
+        assert lead.interval[0] < lead.difference < lead.interval[1]
+        assert (lead.p < 0.5) == ((lead.difference < 0) == (name == "log_loss"))
+        assert constant.baseline(Tally(counts)).leads[name].p == pytest.approx(0.5, abs=1e-6)
+
+
 def test_of_a_truth_of_zero_there_is_no_share() -> None:
     outcomes = numbers(10, POSITION)
     outcomes.true[7, 1] = 0.0

@@ -21,7 +21,7 @@ from shardline.components.validate.metrics.evaluation import (
 from shardline.pipelines.cli import models
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Tally
 from shardline.trainer.data.manifest import Manifest, Shard, Split
 from tests.helpers.datasets import CLASS_NAMES
 from tests.helpers.labels import class_label, counted
@@ -110,7 +110,7 @@ def test_a_rule_is_read(text, expected):
         ("accuracy >= champion (within 200 %)", "what is in brackets"),
         ("log_loss <= champion (within 1e999)", "what is in brackets"),
         ("max_difference <= champion", "max_difference is compared with a number"),
-        ("log_loss <= baseline", "there is no metric 'log_loss' of the baseline"),
+        ("ece <= baseline", "there is no metric 'ece' of the baseline"),
         ("recall[class=a] >= baseline", "the baseline has no slices"),
         ("accuracy >= best(8)", "best(8) does not fit the rule"),  # without a tolerance
         ("accuracy >= best(1) (within 0.01)", "with 2 to 16 champions"),
@@ -268,6 +268,47 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
     with pytest.raises(SettingsError, match=message):
         Gate(parse_rules([text])).check(manifest, "")
     Gate(parse_rules(["recall[class=top] >= 0.9", "accuracy[camera=left] >= 0.9"])).check(manifest, "")
+
+
+@pytest.mark.parametrize(
+    ("counts", "metric"),
+    [
+        ((81, 19), "pr_auc"),
+        ((9, 91), "pr_auc"),
+        ((80, 20), "accuracy"),
+        ((96, 4), "accuracy"),  # too few to tell anything
+        ((30, 30, 30, 10), "accuracy"),
+        ((32, 31, 30, 7), "pr_auc"),
+        ((10,) * 10, "accuracy"),
+        ((0, 0), "accuracy"),
+    ],
+)
+def test_the_default_metric_of_a_label_sees_a_rare_class(counts, metric):
+    names = tuple("abcd"[: len(counts)]) if len(counts) < 5 else tuple("abcdefghij")
+    test = Split((), {"label": Tally(counts), "other": Tally(counts)})
+    alone, of_two = (
+        Gate().for_labels([Label(name, CLASS, names) for name in labels], test).rules
+        for labels in (("label",), ("label", "other"))
+    )
+
+    by_name = {rule.name: rule for rule in alone}
+    assert [by_name[name].metric for name in ("champion", "baseline", "slide")] == [metric] * 3
+    rarest = names[counts.index(min(counts))]
+    assert (f"see {rarest}, " in by_name["baseline"].why) == (metric == "pr_auc")
+    assert [rule.expression for rule in of_two if rule.name == "champion"] == [
+        f"label.{metric}",
+        f"other.{metric}",
+    ]
+
+
+def test_a_multilabel_and_a_number_keep_their_metrics_where_a_label_is_rare():
+    labels = [Label("tags", MULTILABEL, ("a", "b")), Label("price", REGRESSION, ("price",))]
+    test = Split((), {"tags": Tally((95, 5)), "price": Tally()})
+
+    expressions = [
+        rule.expression for rule in Gate().for_labels(labels, test).rules if rule.name == "champion"
+    ]
+    assert expressions == ["tags.macro_f1", "price.rmse"]
 
 
 @pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, float("nan")])

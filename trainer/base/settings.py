@@ -30,6 +30,8 @@ CHOICES = {
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
 }
+#: Value of class_weights: all classes count alike.
+BALANCED = "balanced"
 # The trainer seeds with seed + 1, and NumPy takes 32 bits.
 _LARGEST_SEED = 2**32 - 2
 _AT_LEAST_ONE = (
@@ -62,7 +64,7 @@ class TrainSettings:
     per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
     gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
     learning_rate: Annotated[float, "Learning rate for the model function; 0 for its default."] = 0.0
-    class_weights: Annotated[str, '"balanced", or a JSON object of weights by class name.'] = ""
+    class_weights: Annotated[str | Mapping[str, Any], '"balanced", or weights by class name, an object.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
     transform: Annotated[str, "pkg.module:function from a batch (x, y) to the model's input."] = ""
     allow_unexportable: Annotated[bool, "Train a model even if it cannot be loaded or exported."] = False
@@ -108,6 +110,11 @@ class TrainSettings:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
+        if isinstance(self.class_weights, str) and self.class_weights not in ("", BALANCED):
+            raise SettingsError(
+                f'class_weights must be "{BALANCED}" or an object of weights by class name such as '
+                f'{{"No": 1, "Yes": 4}}, no text, got {self.class_weights[:80]!r}'
+            )
         if not self.model:
             raise SettingsError("model is empty; name a built-in model or pkg.module:function")
         if self.seed > _LARGEST_SEED:

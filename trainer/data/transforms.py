@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.base import files, plugins
+from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.decode import Inputs, Targets, make_probe_rows
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
@@ -94,14 +94,11 @@ def _load(reference: str, kind: str) -> Any:
     return tf.function(function)
 
 
-BALANCED = "balanced"
-
-
-def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
+def class_weights(setting: str | Mapping[str, Any], manifest: Manifest) -> tuple[float, ...]:
     """Returns a weight for each class, in the order of the manifest's class names; () for none ("").
 
     "balanced" is records / (classes x examples of the class) in the training split: all classes count alike.
-    In a JSON object of class names and weights, a class that it leaves out has weight 1.
+    Of weights by class name, a class that is left out has weight 1.
     """
     if not setting:
         return ()
@@ -111,26 +108,18 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
             f"class_weights are for one label of kind class, the dataset has {kinds}; leave them out, or "
             "weigh in the model's loss"
         )
-    if setting == BALANCED:
+    if isinstance(setting, str):  # BALANCED
         (counts,) = (tally.counts for tally in manifest.splits["train"].labels.values())
         # The weight of a class without examples is not used.
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
-    weights = None
-    with contextlib.suppress(SettingsError):
-        weights = files.parse_json(setting, "it", SettingsError)
-    if not isinstance(weights, dict):
-        raise SettingsError(
-            f"class_weights takes {BALANCED} or a JSON object of class names and weights such as "
-            f'{{"cat": 2.0}}, got {setting[:80]!r}'
-        )
     names = manifest.class_names
-    for name, weight in weights.items():
+    for name, weight in setting.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, n=8, cutoff=0.0)
             raise SettingsError(f"class_weights: the dataset has no class {name!r}, it has {', '.join(near)}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise SettingsError(f"class_weights: {name!r} must be a number of at least 0, got {weight!r}")
-    return tuple(float(weights.get(name, 1.0)) for name in names)
+    return tuple(float(setting.get(name, 1.0)) for name in names)
 
 
 #: Form of a label in a batch. Class: its index, int64 (batch,) ("sparse"); float32 (batch, classes)

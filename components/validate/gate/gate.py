@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
 from shardline.components.validate.gate.rules import BEST, DRIFT, OFF, GateRule, allowed_metrics, parse_rules
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
-from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, PARTS, QUALITY
+from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, OF_RARE, PARTS, QUALITY
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.manifest import Manifest, Split
 
 #: Policies for what cannot be judged, and the default one.
 POLICIES = ("bless", "block")
@@ -57,6 +57,11 @@ LABEL_RULES = {
     MULTILABEL: _reference_rules("macro_f1 >= champion (within 0.01)", "macro_f1 > baseline (p < 0.025)"),
     REGRESSION: _reference_rules("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
 }
+#: The same for a label with a class that has less than RARE of an equal share of the test examples, of two
+#: classes less than 20 %, and at least RAREST of them: accuracy hardly tells a model from a constant answer
+#: there, and a random one has a higher macro F1.
+RARE_RULES = _reference_rules(f"{OF_RARE} >= champion (within 0.01)", f"{OF_RARE} > baseline (p < 0.025)")
+RARE, RAREST = 0.4, 5
 #: Default rules about the model. Rounding differs by batch size and machine, in 16 bits by a percent.
 MODEL_RULES = _default_rules(
     {
@@ -134,9 +139,10 @@ class Gate:
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
 
-    def for_labels(self, labels: Sequence[Label]) -> Gate:
+    def for_labels(self, labels: Sequence[Label], test: Split | None = None) -> Gate:
         """Returns this gate with the default rules for the kinds of the labels, for each of several labels.
 
+        Those of a label with a rare class in the `test` split are RARE_RULES.
         Raises SettingsError when a user's rule does not name one of several labels, or names an unknown label
         or a metric that its kind does not have, or two rules are about the slide of one metric.
         """
@@ -145,7 +151,7 @@ class Gate:
             if rule.why and rule.reference:
                 replaced = {each.label for each in self.rules if each.name == rule.name and not each.why}
                 for label in labels:
-                    default = next(each for each in LABEL_RULES[label.kind] if each.name == rule.name)
+                    default = next(each for each in _label_rules(label, test) if each.name == rule.name)
                     if len(labels) == 1:
                         rules.append(default)
                     elif label.name not in replaced:
@@ -178,7 +184,7 @@ class Gate:
         columns = [item.name for item in manifest.columns if not item.shape]
         known = [name for name in columns if name not in manifest.split_columns]
         test = manifest.splits.get("test")
-        for rule in self.for_labels(manifest.labels).rules:
+        for rule in self.for_labels(manifest.labels, test).rules:
             feature, _, value = rule.slice.partition("=")
             if not feature or rule.format:
                 continue
@@ -220,6 +226,18 @@ class Gate:
                     f"the rule {rule.text!r} is about the format {rule.format}, into which the model is not "
                     "converted; add it to formats, or to --also"
                 )
+
+
+def _label_rules(label: Label, test: Split | None) -> Iterator[GateRule]:
+    """Yields the default rules about the predictions of a label."""
+    counts = test.labels[label.name].counts if test and label.kind == CLASS else ()
+    rarest = min((count for count in counts if count >= RAREST), default=0)
+    if not rarest * len(counts) < RARE * sum(counts):
+        yield from LABEL_RULES[label.kind]
+        return
+    name, share = label.outputs[counts.index(rarest)], 100 * rarest / sum(counts)
+    of_rare = f" {MAIN[CLASS].capitalize()} would hardly see {name}, {share:.2g} % of the test examples."
+    yield from (replace(rule, why=rule.why + of_rare) for rule in RARE_RULES)
 
 
 def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:

@@ -12,7 +12,7 @@ from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, LEVEL, S
 from shardline.components.validate.gate.power import PairedTest
 from shardline.components.validate.gate.rules import BEST, OPERATORS, parse_rule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval
-from shardline.components.validate.metrics.metrics import CHECKS, SHARES
+from shardline.components.validate.metrics.metrics import CHECKS, OF_RARE, SHARES
 
 #: Names in a sentence, at most.
 MAX_NAMES = 5
@@ -161,7 +161,7 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
         baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
         if baseline:
             start = "not significantly" if rule.is_by_chance else "no"
-            by = f" in {rule.metric}" if label else ""
+            by = f" in {rule.metric}" if label or rule.metric == OF_RARE else ""
             return f"{start} better{by} than always answering {baseline.answer}"
     return str(rule)
 
@@ -176,7 +176,7 @@ def _describe_difference(rule: JudgedRule, evaluation: Evaluation) -> str:
     label, _, metric = rule.metric.rpartition(".")
     by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
     by += f" {'better' if ahead else 'worse'}" if difference else ""
-    by += f" in {rule.metric}" if label or metric not in SHARES else ""
+    by += f" in {rule.metric}" if label or metric not in SHARES or metric == OF_RARE else ""
     if rule.verdict == "undecided":
         found = f"{by} than {other}" if difference else f"as good as {other}"
         chance = ", which may be chance" if difference else ""

@@ -29,7 +29,6 @@ from shardline.components.validate.metrics.evaluation import Evaluation, Interva
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
     CHALLENGER_METRICS,
-    CHAMPION_LEAD_METRICS,
     CHECKS,
     FORMAT_METRICS,
     LEAD_METRICS,
@@ -213,31 +212,31 @@ def _check_metric(rule: GateRule) -> None:
         raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
-    known = LEAD_METRICS if rule.reference == "baseline" else allowed_metrics(rule)
+    is_baseline = rule.reference == "baseline"
+    known = LEAD_METRICS if is_baseline else allowed_metrics(rule)
     if rule.metric not in known:
-        scope = " of slices" if rule.worst else " of the baseline" if known is LEAD_METRICS else ""
+        scope = " of slices" if rule.worst else " of the baseline" * is_baseline
         scope = f" of the slice {rule.slice!r}" if rule.slice else scope
         hint = did_you_mean(rule.metric, known) or f"there are: {', '.join(known)}"
         raise SettingsError(f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); {hint}")
-    is_whole = rule.metric in CHAMPION_LEAD_METRICS and not (rule.slice or rule.worst)
+    is_whole = rule.metric in LEAD_METRICS and not (rule.slice or rule.worst)
     if rule.reference == BEST and not (is_whole and rule.within is not None and rule.last in _LAST):
         raise SettingsError(
             f"{BEST}({rule.last}) does not fit the rule {rule.text!r}; write it like 'accuracy >= best(8) "
             f"(within 0.01)', with {_LAST[0]} to {_LAST[-1]} champions, a tolerance, and one of "
-            f"{', '.join(CHAMPION_LEAD_METRICS)} of all examples"
+            f"{', '.join(LEAD_METRICS)} of all examples"
         )
 
 
 def _check_tail(rule: GateRule) -> None:
     fits = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
     lower = rule.metric in LOWER_IS_BETTER
-    with_leads = LEAD_METRICS if rule.reference == "baseline" else CHAMPION_LEAD_METRICS
     if rule.within is not None:
         most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
         fits = fits and rule.operator == ("<=" if lower else ">=") and 0 <= rule.within < most
     elif rule.p is not None:
         of_class = rule.slice.partition("=")[0] in dict(PARTS.values()) and rule.metric != "accuracy"
-        has_lead = not rule.worst and (of_class if rule.slice else rule.metric in with_leads)
+        has_lead = not rule.worst and (of_class if rule.slice else rule.metric in LEAD_METRICS)
         fits = fits and rule.operator == ("<" if lower else ">") and has_lead and 0 < rule.p < 1
     else:
         return
@@ -246,7 +245,7 @@ def _check_tail(rule: GateRule) -> None:
             f"what is in brackets does not fit the rule {rule.text!r}; write it like 'accuracy > champion "
             "(p < 0.05)', 'rmse < champion (p < 0.05)', 'accuracy >= champion (within 0.01)', one point, or "
             "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
-            f"{', '.join(with_leads)}, and of precision, recall or f1 of a class"
+            f"{', '.join(LEAD_METRICS)}, and of precision, recall or f1 of a class"
         )
 
 

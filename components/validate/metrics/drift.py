@@ -73,10 +73,7 @@ def add_drift(
     *,
     trained_on_it: bool = True,
 ) -> Evaluation:
-    """Writes the profile of the training split to `out`, and adds its drift from `before` to an evaluation.
-
-    Where the model was trained on another dataset (`trained_on_it` is False), nothing is written or compared.
-    """
+    """Writes the training profile to `out`, and adds its drift from `before` to an evaluation."""
     if not trained_on_it:
         return replace(evaluation, no_drift="the model was trained on another dataset")
     if "train" not in manifest.splits:
@@ -98,9 +95,7 @@ def warnings(evaluation: Evaluation) -> list[str]:
         f"Different in the {evaluation.split} split": evaluation.skew,
     }
     moved = {title: [str(item) for item in drift if item.moved] for title, drift in comparisons.items()}
-    return [
-        f"{title}: {text.enumerate_names(some, _MAX_NAMED, '; ')}" for title, some in moved.items() if some
-    ]
+    return [f"{title}: {text.enumerate_names(it, _MAX_NAMED, '; ')}" for title, it in moved.items() if it]
 
 
 def render(drifts: Sequence[Drift]) -> str:

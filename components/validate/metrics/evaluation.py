@@ -82,10 +82,7 @@ class NumberScore:
 
 @dataclass(frozen=True)
 class Bin:
-    """The examples whose highest probability is above `lower` and up to `upper`; empty bins are left out.
-
-    The mean of these probabilities is the confidence; a calibrated model's equals its accuracy.
-    """
+    """The examples whose highest probability, on average `confidence`, is above `lower` and up to `upper`."""
 
     lower: float
     upper: float
@@ -155,10 +152,7 @@ class PastLead:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The same answer to every example, its metrics on the same examples, and the model's leads over it.
-
-    It is the most frequent class in training, all labels of a multilabel, or the means of training numbers.
-    """
+    """The same answer to every example, its metrics on the same examples, and the model's leads over it."""
 
     answer: str
     metrics: Mapping[str, float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
 
@@ -68,8 +69,9 @@ BY_KIND = {
 _ALL = (metric for metrics in (*BY_KIND.values(), BY_KIND[CLASS]) for metric in metrics)
 QUALITY = tuple({metric.name: metric for metric in _ALL}.values())
 
-#: The main metric, by kind of label.
+#: The main metric, by kind of label, and the metric of default rules that sees a rare class.
 MAIN = {CLASS: "accuracy", MULTILABEL: "macro_f1", REGRESSION: "rmse"}
+OF_RARE = "pr_auc"
 
 SERVING = (
     Metric("latency_p50_ms", "latency of one example, median", _ms, higher_is_better=False),
@@ -111,19 +113,15 @@ SHARES = (
 #: Means of areas under the ROC and the precision-recall curve, by the kind of a label.
 AREAS = {CLASS: ("roc_auc", "pr_auc"), MULTILABEL: ("roc_auc", "mean_average_precision")}
 
-#: Metrics with leads over the champion and over the baseline, by kind of label.
+#: Metrics of answers, not of probabilities, with leads over the champion and over the baseline, by kind.
 LEADS_BY_KIND = {
     CLASS: ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1"),
     MULTILABEL: ("macro_f1", "micro_f1", "subset_accuracy", "hamming_loss"),
     REGRESSION: ("rmse", "mae", "mape", "r2"),
 }
 COUNTED = LEADS_BY_KIND[CLASS]
-LEAD_METRICS = tuple(dict.fromkeys(name for names in LEADS_BY_KIND.values() for name in names))
-#: Metrics with leads over the champion: these, and those of probabilities.
-CHAMPION_LEAD_METRICS = (
-    *LEAD_METRICS,
-    *("log_loss", "roc_auc", "pr_auc", "mean_average_precision"),
-)
+#: All metrics with leads: these, and those of probabilities.
+LEAD_METRICS = tuple(dict.fromkeys(chain(*LEADS_BY_KIND.values(), ("log_loss",), *AREAS.values())))
 
 #: Metrics of a single class, label of a multilabel, or number, by kind of label.
 PARTS = {

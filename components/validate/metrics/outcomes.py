@@ -24,7 +24,7 @@ from shardline.components.validate.metrics.evaluation import (
     Slice,
 )
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask
-from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, LEADS_BY_KIND, MAIN, PARTS
+from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, MAIN, PARTS
 from shardline.trainer.data.features import CLASS, MULTILABEL, Label, Tally
 
 # Classes whose scores are copied at a time.
@@ -58,6 +58,11 @@ def measure_roc_pr(true: Ints, probabilities: npt.NDArray[Any]) -> RocPrAreas:
     else:
         counts, members = true.sum(axis=0), [np.flatnonzero(column) for column in true.T]
     mixed = np.flatnonzero((counts > 0) & (counts < examples))
+    if (probabilities == probabilities[:1]).all():  # the same answer to all: half, and the classes' shares
+        shares = counts[mixed] / examples
+        belongs = np.isin(true, mixed) if true.ndim == 1 else true[:, mixed].sum(axis=1)
+        moved = (belongs - shares.sum()) / (examples * max(1, len(mixed)))
+        return RocPrAreas(mixed, np.full(len(mixed), 0.5), shares, np.stack([0 * moved, moved], axis=1))
     roc, pr, influence = np.empty(len(mixed)), np.empty(len(mixed)), np.zeros((examples, 2))
     for start in range(0, len(mixed), _CLASSES_AT_ONCE):
         some = mixed[start : start + _CLASSES_AT_ONCE]
@@ -312,9 +317,8 @@ class Probabilities(Outcomes):
     def count(self, predicted: Ints, *, present: bool = False) -> dict[str, Estimate]:
         """Returns the metrics that count right and wrong predictions.
 
-        What leaving out an example changes follows from what it is for each class or label: a hit, missed, or
-        a false alarm. Averages are over all labels of a multilabel, or with `present`, as those over classes,
-        over those in the truth or the predictions.
+        Averages are over all labels of a multilabel, or with `present`, as those over classes, over those in
+        the truth or the predictions.
         """
         present, examples, tally = present or self.label.kind == CLASS, len(self.true), self._tally(predicted)
         counts = [each.sum(axis=0) for each in tally]
@@ -383,12 +387,13 @@ class Probabilities(Outcomes):
         terms, groups = np.stack([over, under], axis=1)[among], self._clusters_of(among)
         return intervals.jackknife(terms, lambda sums: {"": divide(sums[..., 0], sums[..., 1])}, groups)[""]
 
-    def compare_with_constant(self, answer: str, always: Ints) -> Baseline:
-        """Returns the baseline with this answer, predictions that are the same for every example."""
-        found = self.count(always)
-        values = {name: found[name] for name in LEADS_BY_KIND[self.label.kind]}
+    def compare_with_constant(self, answer: str, always: Ints, shares: Floats) -> Baseline:
+        """Returns the baseline with this answer, and these probabilities, to every example."""
+        outputs = np.broadcast_to(shares.astype(np.float32), self.outputs.shape)
+        constant = replace(self.without_columns, outputs=outputs, predicted=always)
+        values = constant.counted | constant.select(self.finite).estimates
         measured = {name: each.value for name, each in values.items()}
-        return Baseline(answer, measured, intervals.find_leads(self.counted, values))
+        return Baseline(answer, measured, intervals.find_leads(self.measured, values))
 
     def leads(self, other: Probabilities, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric with an interval."""

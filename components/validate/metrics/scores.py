@@ -23,7 +23,7 @@ from shardline.components.validate.metrics.evaluation import (
     NumberScore,
 )
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Mask
-from shardline.components.validate.metrics.metrics import CHAMPION_LEAD_METRICS, LEADS_BY_KIND
+from shardline.components.validate.metrics.metrics import LEAD_METRICS, LEADS_BY_KIND
 from shardline.components.validate.metrics.outcomes import Outcomes, Probabilities, divide
 from shardline.trainer.data.features import REGRESSION, Tally
 
@@ -85,11 +85,7 @@ class ClassOutcomes(Probabilities):
 
     @cached_property
     def calibration(self) -> tuple[Bin, ...]:
-        """Calibration by highest probability, in 15 bins of equal width (Guo et al., 2017).
-
-        scikit-learn's `calibration_curve` is for two classes only. Examples with non-finite outputs and empty
-        bins are left out.
-        """
+        """Calibration by highest probability, in 15 bins of equal width (Guo et al., 2017)."""
         confidence, right = self.finite_only.outputs.max(axis=1).astype(np.float64), self.finite_only.right
         edges = np.linspace(0.0, 1.0, _BINS + 1)
         # Each bin includes its upper edge; a probability rounded to more than 1 belongs to the last.
@@ -121,11 +117,11 @@ class ClassOutcomes(Probabilities):
         return self.estimate_share(self.right, mask)
 
     def baseline(self, trained: Tally | None) -> Baseline:
-        """Returns the baseline that always predicts the most frequent class in training."""
-        counts = trained.counts if trained else np.bincount(self.true)
-        answer = int(np.argmax(counts))
-        always = np.full_like(self.true, answer)
-        return self.compare_with_constant(self.label.outputs[answer], always)
+        """Returns the baseline of the most frequent class in training; its probabilities are their shares."""
+        names = self.label.outputs
+        counts = np.array(trained.counts) if trained else np.bincount(self.true, minlength=len(names))
+        answer, shares = int(np.argmax(counts)), counts / max(1, counts.sum())
+        return self.compare_with_constant(names[answer], np.full_like(self.true, answer), shares)
 
 
 def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
@@ -162,10 +158,7 @@ class MultilabelOutcomes(Probabilities):
     """Outcomes of kind multilabel: the truth is 0 or 1 for each label, [n, outputs]."""
 
     def estimate_main(self, mask: Mask) -> Estimate:
-        """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
-
-        In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
-        """
+        """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then."""
         part = self.without_columns.select(mask)
         return part.count(part.predicted, present=True)["macro_f1"]
 
@@ -178,8 +171,8 @@ class MultilabelOutcomes(Probabilities):
         return losses
 
     def baseline(self, trained: Tally | None) -> Baseline:
-        """Returns the baseline that always predicts all labels: no constant answer has a higher F1."""
-        return self.compare_with_constant("all labels", np.ones_like(self.true))
+        """Returns the baseline of all labels, as no constant answer has a higher F1, with their shares."""
+        return self.compare_with_constant("all labels", np.ones_like(self.true), self.true.mean(axis=0))
 
 
 _ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -229,7 +222,7 @@ class RegressionOutcomes(Outcomes):
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
         measured = intervals.find_leads(ours.estimates, theirs.estimates)
-        known = (each for each in measured if each.partition("[")[0] in CHAMPION_LEAD_METRICS)
+        known = (each for each in measured if each.partition("[")[0] in LEAD_METRICS)
         return {name: measured[name] for name in known} | ours.lead_by_slice(theirs, min_slice)
 
     def baseline(self, trained: Tally | None) -> Baseline:
