@@ -139,11 +139,9 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     keys = {"key": roles["key"][0]} if "key" in roles else {}
     mixed = {name: "text" for name in used if table.types[name] == "string" and _is_mixed(counts[name])}
     parameters: dict[str, Any] = {"source": f"table:{path}", "label": label or LABEL, "columns": mixed}
+    alike = are_rows_alike((counts[name] + Counter({None: missing[name]}) for name in used), rows)
     parameters |= {"features": {**keys, **(used if left_out else {})}}
-    if not keys and not are_rows_alike(
-        (counts[name] + Counter({None: missing[name]}) for name in used), rows
-    ):
-        parameters["key"] = "content"
+    parameters |= {} if keys or alike else {"key": "content"}
     parameters |= {"group": roles["group"][0]} if "group" in roles else {}
     parameters |= {"split_by_time": roles["time"][0]} if "time" in roles else {}
     label_kind, shown = _label(path, table, target, counts[target.columns[0]], parameters)
