@@ -1,4 +1,4 @@
-"""What the gate says to fourteen wrong models is what the page on judging says."""
+"""What the gate says to wrong models is what the page on judging says."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Fourteen wrong models, and what the gate says to each: `python -m tests.components.wrong_models`.
+"""Wrong models, and what the gate says to each: `python -m tests.components.wrong_models`.
 
-All are made for real, of the digits, and judged by the default rules, against a good champion.
+All are made for real, of the digits or of tables, and judged by the default rules, against a good champion.
 Prints the table for docs/judging.md; numbers, which differ a little between machines, are left out of it.
 """
 
@@ -25,6 +25,7 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.validation import validate
+from shardline.trainer.data.features import Feature
 from tests.helpers import preprocessing
 from tests.helpers.costly import Large, Slow
 
@@ -46,6 +47,58 @@ class Leaked:
                 yield Example(key=f"copy of {index}", split="train", **values)
 
 
+class Coarse:
+    """40,000 rows of three columns with 12 combinations, whose share of "yes" is `SHARES`."""
+
+    class_names = ("no", "yes")
+    features = tuple(Feature(name, "float32") for name in "abc")
+    SHARES = (0.06, 0.1, 0.15, 0.2, 0.25, 0.45, 0.63, 0.75, 0.8, 0.85, 0.9, 0.94)
+
+    def __iter__(self) -> Iterator[Example]:
+        drawn = np.random.default_rng(0)
+        for row, (number, chance) in enumerate(
+            zip(drawn.integers(0, 12, 40_000), drawn.random(40_000), strict=True)
+        ):
+            values = {"a": number // 6, "b": number // 3 % 2, "c": number % 3}
+            label = int(chance < self.SHARES[number])
+            yield Example(key=f"{row}", label=label, features={k: float(v) for k, v in values.items()})
+
+
+class Rare:
+    """3,000 rows of two numbers; 9 % are "yes", which follows from their sum but for some noise."""
+
+    class_names = ("no", "yes")
+    features = (Feature("a", "float32"), Feature("b", "float32"))
+
+    def __iter__(self) -> Iterator[Example]:
+        for row, (a, b, noise) in enumerate(np.random.default_rng(0).normal(size=(3_000, 3))):
+            yield Example(
+                key=f"{row}", label=int(a + b + noise > 2.3), features={"a": float(a), "b": float(b)}
+            )
+
+
+def of_combinations(*flipped: int) -> keras.Model:
+    """Returns a model that answers as is best for each combination of `Coarse`, but for those flipped."""
+    inputs = {name: keras.Input((), name=name) for name in "abc"}
+    number = keras.ops.cast(inputs["a"] * 6 + inputs["b"] * 3 + inputs["c"], "int32")
+    table = keras.layers.Embedding(12, 2)
+    model = keras.Model(inputs, keras.layers.Softmax()(table(number)))
+    shares = [1 - share if index in flipped else share for index, share in enumerate(Coarse.SHARES)]
+    table.set_weights([np.log([[1 - share, share] for share in shares])])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def of_sums(a: float, b: float, bias: float) -> keras.Model:
+    """Returns a model that says "yes" in `Rare` by a weighted sum of the two numbers."""
+    inputs = {name: keras.Input((), name=name) for name in "ab"}
+    dense = keras.layers.Dense(2, "softmax")
+    model = keras.Model(inputs, dense(keras.ops.stack([inputs["a"], inputs["b"]], axis=1)))
+    dense.set_weights([np.array([[0.0, a], [0.0, b]]), np.array([0.0, bias])])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
 def build(*layers: keras.layers.Layer) -> keras.Model:
     """Returns a small compiled model; `layers` come before its last."""
     keras.utils.set_random_seed(0)
@@ -63,8 +116,10 @@ def load(dataset: Path, *splits: str) -> tuple[npt.NDArray[np.uint8], npt.NDArra
     return images, np.array([example["label"] for example in found])
 
 
-def trained(dataset: Path, *splits: str, epochs: int = _EPOCHS, shuffled: bool = False) -> keras.Model:
-    images, labels = load(dataset, *(splits or ("train",)))
+def trained(
+    dataset: Path, *splits: str, epochs: int = _EPOCHS, shuffled: bool = False, first: int | None = None
+) -> keras.Model:
+    images, labels = (values[:first] for values in load(dataset, *(splits or ("train",))))
     if shuffled:
         labels = np.random.default_rng(0).permutation(labels)
     model = build()
@@ -121,21 +176,35 @@ CASES = (
     Case("other order of the labels", lambda good, _: changed(good, lambda k, b: (k[:, ::-1], b[::-1]))),
     Case("trained on the test split", lambda _, data: trained(data, "train", "test", epochs=5 * _EPOCHS)),
     Case("tiny test split: 15 examples", lambda good, _: changed(good, _same), "tiny"),
+    Case("overfitted: 100 epochs on 100 images", lambda _, data: trained(data, epochs=100, first=100)),
+    Case("a table of 12 combinations: an equal model", lambda *_: of_combinations(), "coarse"),
+    Case("the same, 0.8 points worse", lambda *_: of_combinations(5), "coarse"),
+    Case("the same, 2.2 points worse", lambda *_: of_combinations(6), "coarse"),
+    Case("9 % are yes: an equal model", lambda *_: of_sums(1.9, 1.9, -4.6), "rare"),
+    Case("the same, trained with balanced weights", lambda *_: of_sums(1.9, 1.9, -2.3), "rare"),
+    Case("the same, always says no", lambda *_: of_sums(0.0, 0.0, -2.3), "rare"),
+    Case("the same, at random", lambda *_: of_sums(1.9, -1.9, -2.3), "rare"),
 )
 
 
 def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
     """Yields each case with the verdict on it; all is written to `work`."""
-    datasets = {name: work / name for name in ("digits", "leaked", "tiny")}
+    datasets = {name: work / name for name in ("digits", "leaked", "tiny", "coarse", "rare")}
     preprocessing.run("digits", datasets["digits"])
     preprocessing.run("digits", datasets["tiny"], split={"train": 0.89, "validation": 0.1, "test": 0.01})
     preprocessing.run("tests.components.wrong_models:Leaked", datasets["leaked"])
-    good, store = trained(datasets["digits"]), work / "champions"
-    store.mkdir()
-    validate(save(good, work), datasets["digits"], work / "champion", gate=Gate())
-    publish(work / "champion", store, quality="accuracy 0.9000")
+    half = {"train": 0.4, "validation": 0.1, "test": 0.5}
+    preprocessing.run("tests.components.wrong_models:Coarse", datasets["coarse"], split=half)
+    preprocessing.run("tests.components.wrong_models:Rare", datasets["rare"], split=half)
+    good = trained(datasets["digits"])
+    champions = {"digits": good, "coarse": of_combinations(), "rare": of_sums(1.9, 1.9, -4.6)}
+    for data, model in champions.items():
+        (work / "champions" / data).mkdir(parents=True)
+        validate(save(model, work), datasets[data], work / "champion", gate=Gate())
+        publish(work / "champion", work / "champions" / data, quality="accuracy 0.9000")
     for index, case in enumerate(CASES):
         data, gate = datasets[case.data], Gate().with_rules(case.rules)
+        store = work / "champions" / (case.data if case.data in champions else "digits")
         model_file = save(case.make(good, data), work)
         yield case, validate(model_file, data, work / f"{index}", gate=gate, champion_uri=str(store)).blessing
 
