@@ -81,6 +81,9 @@ def test_too_few_examples_are_counted() -> None:
     assert "would find a loss of 2 points in 9 of 10 cases, 180 leave it open" in undecided.remedy
     assert "would show a difference as large as the one measured" in by_chance.remedy
     assert few.remedy == "add 20 test examples, or make the test split larger"
+    surely_worse = blocked(accuracy=0.91)  # and perhaps no better than the baseline
+    assert any(rule.is_by_chance for rule in surely_worse.rules)
+    assert "test examples" not in surely_worse.remedy
 
 
 def test_a_model_that_is_worse_is_compared_with_the_champions_training() -> None:

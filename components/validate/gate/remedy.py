@@ -51,8 +51,10 @@ def find_remedy(
     `champion` is the record of the champion's training, as of `TrainingRecord.settings`.
     """
     faults = [text for rule in rules if (text := _FAULTS.get(rule.name)) and rule.verdict == "failed"]
-    found = faults or [text for rule in rules for text in _advise_rule(rule, evaluation)]
     weak = [rule for rule in rules if _is_weak(rule)]
+    # More examples do not help a model that is surely too weak.
+    clear = [rule for rule in rules if not weak or not (rule.verdict == "undecided" or rule.is_by_chance)]
+    found = faults or [text for rule in clear for text in _advise_rule(rule, evaluation)]
     if weak and not faults:
         found = [*_advise_rare_class(weak, evaluation, training), *found, _advise_training(training)]
         if any(rule.name == CHAMPION for rule in weak):
