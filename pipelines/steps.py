@@ -183,26 +183,30 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
             job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         )
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
-            _register(settings, validated, gate, labels={"pipeline": name})
+            _register(settings, validated, gate, name)
         return validated.outputs["exported"]
 
     return dsl.pipeline(name="train-and-register")(train_and_register)
 
 
-def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
+def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, pipeline: str) -> None:
     """Adds the tasks of a blessed model: it becomes the champion after upload and deployment."""
     machine = settings.register.uncached()
     component = on_machine(settings, machine)
-    exported, quality = validated.outputs["exported"], validated.outputs["quality"]
-    arguments = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
-    registered = component(register)(exported=exported, quality=quality, **arguments)
+    arguments = {name: validated.outputs[name] for name in ("exported", "quality")}
+    arguments |= {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
+    registered = component(register)(**arguments)
     if upload := settings.model_upload:
         ready = component(serving_model)(
-            exported=exported, quality=quality, image_uri=upload.serving_image_uri, **arguments
+            image_uri=upload.serving_image_uri,
+            pipeline=pipeline,
+            parent_model=upload.parent_model,
+            endpoint=settings.deploy.endpoint if settings.deploy else "",
+            **arguments,
         )
-        tasks = [upload_task(upload, ready, labels)]
+        tasks = [upload_task(upload, ready, pipeline)]
         if settings.deploy:
-            tasks += deploy_tasks(settings.deploy, tasks[0], upload.display_name, labels)
+            tasks += deploy_tasks(settings.deploy, tasks[0], upload.display_name, pipeline)
         for task in tasks:
             machine.schedule(task)
         registered.after(tasks[-1])

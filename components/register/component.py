@@ -3,7 +3,6 @@
 KFP embeds the source text of a function alone, so it imports inside.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from google_cloud_pipeline_components.types.artifact_types import (
@@ -15,7 +14,7 @@ from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, Model
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
-from shardline.components.register.settings import Deploy, ModelUpload
+from shardline.components.register.settings import PIPELINE_LABEL, Deploy, ModelUpload
 from shardline.components.vertex.job import CustomJobSettings
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
@@ -56,10 +55,14 @@ def serving_model(
     image_uri: str,
     gate: dict,  # type: ignore[type-arg]
     job_name: str = "",
+    pipeline: str = "",
+    parent_model: str = "",
+    endpoint: str = "",
 ) -> str:
     """Prepares a blessed model for its upload to the Model Registry.
 
-    It is refused here, before anything is served, if the champion has changed since the validation.
+    It is refused here, before anything is served, if the champion has changed since the validation, or if it
+    would replace a model of someone else.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
@@ -68,6 +71,9 @@ def serving_model(
         image_uri: Image of TensorFlow Serving.
         gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
+        pipeline: Name of the pipeline; only its models are replaced.
+        parent_model: Registered model that gets a new version, "" for none.
+        endpoint: Endpoint the traffic of which the model gets, "" for a new one.
 
     Returns:
         The model's description.
@@ -75,22 +81,23 @@ def serving_model(
     from pathlib import Path
 
     from shardline.components.model_store.champions import check_judged
-    from shardline.components.register.registration import container_spec, copy_saved_model, describe_model
+    from shardline.components.register import registration
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("register"):
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
-        copy_saved_model(Path(exported.path), Path(serving.path))
-        serving.metadata["containerSpec"] = container_spec(image_uri)
-        return describe_model(Path(exported.path), quality)
+        registration.check_replaceable(pipeline, parent_model, endpoint)
+        registration.copy_saved_model(Path(exported.path), Path(serving.path))
+        serving.metadata["containerSpec"] = registration.container_spec(image_uri)
+        return registration.describe_model(Path(exported.path), quality)
 
 
-def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
+def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, pipeline: str) -> dsl.PipelineTask:
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
-    `ready` is the task of `serving_model`; `labels` are added to those of `upload`, which take precedence.
+    `ready` is the task of `serving_model`; the next run knows the model by the label of the `pipeline`.
     """
     parent = upload.parent_model
     return ModelUploadOp(
@@ -98,32 +105,30 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         display_name=upload.display_name,
         description=ready.outputs["Output"],
         unmanaged_container_model=ready.outputs["serving"],
-        labels={**labels, **upload.tags},
+        labels={**upload.tags, PIPELINE_LABEL: pipeline},
         encryption_spec_key_name=CustomJobSettings.encryption_spec_key_name,
         **({"parent_model": _existing(parent, VertexModel)} if parent else {}),
     )
 
 
 def deploy_tasks(
-    deploy: Deploy, uploaded: dsl.PipelineTask, name: str, labels: Mapping[str, str]
+    deploy: Deploy, uploaded: dsl.PipelineTask, name: str, pipeline: str
 ) -> list[dsl.PipelineTask]:
     """Adds the deployment of an uploaded model, which gets all of its endpoint's traffic; returns the tasks.
 
-    A new endpoint has the display name `name`, and `labels`.
+    A new endpoint has the display name `name`, and the label of the `pipeline`.
     """
     tasks = []
-    if deploy.endpoint:
-        endpoint = _existing(deploy.endpoint, VertexEndpoint)
-    else:
+    if not deploy.endpoint:
         tasks = [
             EndpointCreateOp(
                 location=LOCATION,
                 display_name=name,
-                labels=dict(labels),
+                labels={PIPELINE_LABEL: pipeline},
                 encryption_spec_key_name=CustomJobSettings.encryption_spec_key_name,
             )
         ]
-        endpoint = tasks[0].outputs["endpoint"]
+    endpoint = tasks[0].outputs["endpoint"] if tasks else _existing(deploy.endpoint, VertexEndpoint)
     machines = {
         f"dedicated_resources_{key}": value
         for key, value in vars(deploy).items()

@@ -10,7 +10,10 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store import Export, champions
 from shardline.components.model_store.store import open_store, refuse_container_path
-from shardline.trainer.base.errors import ModelError, RunError
+from shardline.components.register.settings import PIPELINE_LABEL
+from shardline.components.runs.record import on_platform
+from shardline.components.vertex.client import Platform, call_api
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.progress import fact, report
 
 _SERVED_NAME = "model"
@@ -36,6 +39,35 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
         status = f"was the champion until {present} replaced it"
     report("register", f"version {published.version} {status}")
     fact("champion", open_store(champion_uri).location(published.path))
+
+
+def check_replaceable(pipeline: str, parent_model: str, endpoint: str) -> None:
+    """Raises SettingsError where a model that is not of `pipeline` would be replaced, by its label.
+
+    That is the parent model of a new version, or a model that has traffic on the endpoint. "" is no resource;
+    a run on this machine replaces nothing. Raises PlatformError where the platform does not say.
+    """
+    if not on_platform():
+        return
+    if parent_model:
+        _check_own(pipeline, parent_model, "gets no new version", "another parent_model, or none,")
+    if endpoint:
+        get = Platform.of_resource(endpoint).endpoints.get_endpoint
+        found = call_api(f"read the endpoint {endpoint}", get, {"name": endpoint})
+        models = {m.id: f"{m.model.split('@')[0]}@{m.model_version_id}" for m in found.deployed_models}
+        for deployed in (key for key, percentage in found.traffic_split.items() if percentage):
+            model = models.get(deployed, f"the deployed model {deployed} of {endpoint}")
+            _check_own(pipeline, model, f"keeps its traffic on {endpoint}", "another endpoint, or none,")
+
+
+def _check_own(pipeline: str, model: str, kept: str, other: str) -> None:
+    get = Platform.of_resource(model).models.get_model
+    label = call_api(f"read the model {model}", get, {"name": model}).labels.get(PIPELINE_LABEL, "")
+    if label != pipeline or not label:
+        raise SettingsError(
+            f"{model} is not a model of the pipeline {pipeline!r} and {kept} (label {PIPELINE_LABEL}: "
+            f"{label or 'none'}); give {other} in the settings, or give the model the label if it is yours"
+        )
 
 
 def copy_saved_model(exported: Path, target: Path) -> None:

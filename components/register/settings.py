@@ -16,6 +16,8 @@ from shardline.components.vertex.forms import (
 )
 from shardline.trainer.base.errors import SettingsError
 
+#: Label of uploaded models: the name of their pipeline, which alone replaces them.
+PIPELINE_LABEL = "shardline-pipeline"
 #: The platform inserts texts between the quotes of JSON unescaped.
 _TEXT = Form(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
 _OPTIONAL = {"endpoint": ENDPOINT, "parent_model": MODEL, "accelerator_type": _TEXT, "service_account": _TEXT}

@@ -83,6 +83,8 @@ class Platform:
 
     pipelines = _service("PipelineServiceClient", "Runs of pipelines.")
     schedules = _service("ScheduleServiceClient", "Schedules.")
+    models = _service("ModelServiceClient", "The Model Registry.")
+    endpoints = _service("EndpointServiceClient", "Endpoints of deployed models.")
     jobs = _service("JobServiceClient", "Custom jobs and hyperparameter tuning jobs.")
 
     @cached_property

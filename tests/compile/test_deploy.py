@@ -52,6 +52,8 @@ def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed()
     }
     assert given(tasks["model-deploy"])["traffic_split"] == {"0": "100"}
     assert not tasks["model-deploy"].get("cachingOptions")
+    checked = {"pipeline": "retrain", "parent_model": PARENT, "endpoint": ENDPOINT}
+    assert checked.items() <= given(tasks["serving-model"]).items()
     assert check(parse(text, Path("p.yaml"))) == []
 
 
@@ -71,7 +73,7 @@ def test_the_upload_goes_where_the_pipeline_runs_and_is_tried_again() -> None:
     assert given(task) == {
         "location": LOCATION,
         "display_name": "digits",
-        "labels": {"pipeline": "retrain"},
+        "labels": {"shardline-pipeline": "retrain"},
         "encryption_spec_key_name": "{{$.pipeline_encryption_key_name}}",
     }
     assert task["retryPolicy"]["maxRetryCount"] == 2

@@ -12,7 +12,7 @@ from google_cloud_pipeline_components.types.artifact_types import UnmanagedConta
 from kfp import compiler, dsl
 
 from shardline.components.register.component import serving_model, upload_task
-from shardline.components.register.settings import ModelUpload
+from shardline.components.register.settings import PIPELINE_LABEL, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
@@ -75,7 +75,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
             exported=exported, quality='accuracy of "5" 0.9712', image_uri=upload.serving_image_uri, gate={}
         )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
-        uploaded = upload_task(upload, stored, labels={"pipeline": "retrain"})
+        uploaded = upload_task(upload, stored, pipeline="retrain")
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
 
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
@@ -94,7 +94,7 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     _, model = vertex.services.models[OLD]
     assert model.display_name == UPLOAD.display_name
     assert model.description == 'accuracy of "5" 0.9712, 0 parameters, dataset sha256:abc'
-    assert {"pipeline": "retrain", "team": "vision"}.items() <= dict(model.labels).items()
+    assert {PIPELINE_LABEL: "retrain", "team": "vision"}.items() <= dict(model.labels).items()
     assert model.artifact_uri.startswith(f"gs://{BUCKET}/")
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["uri"] == f"https://{LOCATION}-aiplatform.googleapis.com/v1/{OLD}@2"

@@ -39,8 +39,8 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
         exported = export().outputs["exported"]
         ready = component()(serving_model)(exported=exported, quality="0.97", image_uri="s:1", gate={})
-        uploaded = upload_task(upload, ready, labels={})
-        deploy_tasks(deploy, uploaded, "digits", labels={})
+        uploaded = upload_task(upload, ready, "deploy")
+        deploy_tasks(deploy, uploaded, "digits", "deploy")
         ModelBatchPredictOp(
             job_display_name="digits",
             model=uploaded.outputs["model"],

@@ -1,4 +1,4 @@
-"""The model registry.
+"""The model registry, and endpoints.
 
 Sources: the comments in google/cloud/aiplatform/v1/model.proto and model_service.proto, and
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements.
@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from google.cloud.aiplatform_v1.types import Model, model_service
+from google.cloud.aiplatform_v1.types import Endpoint, Model, endpoint_service, model_service
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2
 
-from tests.contract.fake.api import ApiError, done, location, numbered, refuse
+from tests.contract.fake.api import ApiError, done, find, location, numbered, refuse
 from tests.contract.fake.rules import label_faults
 
 
 class Models:
-    """Answers the upload; `models` has the versions of each model by its name, as they were received."""
+    """Answers the upload; `models` has the versions of each model by its name, as they were received.
+
+    The first version is the default; `endpoints` has those that a test has made, by name.
+    """
 
     def __init__(self, number: Callable[[], int]) -> None:
         self.models: dict[str, list[Model]] = {}
+        self.endpoints: dict[str, Endpoint] = {}
         self._number = number
 
     def upload_model(self, request: model_service.UploadModelRequest) -> operations_pb2.Operation:
@@ -35,6 +39,14 @@ class Models:
         versions.append(request.model)
         response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
         return done(f"{name}/operations/{self._number()}", model_service.UploadModelResponse.pb(response))
+
+    def get_model(self, request: model_service.GetModelRequest) -> Model:
+        name, _, version = request.name.partition("@")
+        versions = dict(enumerate(find(self.models, name), start=1))
+        return find({f"{name}@{key}": model for key, model in versions.items()}, f"{name}@{version or 1}")
+
+    def get_endpoint(self, request: endpoint_service.GetEndpointRequest) -> Endpoint:
+        return find(self.endpoints, request.name)
 
 
 def _faults(model: Any) -> Iterator[str]:

@@ -9,7 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob, Model, PipelineJob, Schedule
+from google.cloud.aiplatform_v1.types import (
+    CustomJob,
+    Endpoint,
+    HyperparameterTuningJob,
+    Model,
+    PipelineJob,
+    Schedule,
+)
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import PROJECT, PROJECT_NUMBER, ApiError, Outcome
@@ -84,6 +91,11 @@ class FakeServices:
     def models(self) -> dict[str, list[Model]]:
         """Versions of each model by the model's name, as they were received."""
         return self._models.models
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Endpoints by name, which a test makes."""
+        return self._models.endpoints
 
     @property
     def pipeline_jobs(self) -> dict[str, PipelineJob]:

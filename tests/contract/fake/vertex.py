@@ -12,6 +12,8 @@ from pathlib import Path
 
 import requests
 from gcp_storage_emulator.server import RequestHandler, create_server
+from google.cloud.aiplatform_v1.services.endpoint_service.transports import grpc as endpoints_grpc
+from google.cloud.aiplatform_v1.services.endpoint_service.transports import rest_base as endpoints_rest
 from google.cloud.aiplatform_v1.services.job_service.transports import grpc as jobs_grpc
 from google.cloud.aiplatform_v1.services.job_service.transports import rest_base as jobs_rest
 from google.cloud.aiplatform_v1.services.model_service.transports import grpc as models_grpc
@@ -96,6 +98,7 @@ def fake_vertex(
 def _rpcs() -> dict[str, Rpc]:
     """The calls that the fake knows of from clients."""
     rpcs = rpcs_of(jobs_grpc.JobServiceGrpcTransport, jobs_rest)
+    rpcs |= rpcs_of(endpoints_grpc.EndpointServiceGrpcTransport, endpoints_rest)
     rpcs |= rpcs_of(models_grpc.ModelServiceGrpcTransport, models_rest)
     rpcs |= rpcs_of(pipelines_grpc.PipelineServiceGrpcTransport, pipelines_rest)
     rpcs |= rpcs_of(schedules_grpc.ScheduleServiceGrpcTransport, schedules_rest)
