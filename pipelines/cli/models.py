@@ -278,14 +278,13 @@ def gate() -> None:
 def plan(examples: int | None, loss: float | None, champion: str) -> None:
     """Say which loss --examples can show, or how many show a --loss.
 
-    A rule such as 'accuracy >= champion (within 0.01)' blocks a model that is worse beyond chance. How often
-    it does depends on the share of examples that only one of the two models answers rightly, as measured of
-    the champion in DIR and the model that it replaced. A loss of 0.01 is one point or, where the rule is
-    relative, 1 % of the value.
+    A rule such as 'accuracy >= champion (within 0.01)' blocks a model that loses more, beyond chance. How
+    often depends on the share of examples that only one of the two models answers rightly, as measured of the
+    champion in DIR and the model that it replaced. A loss of 0.01 is one point, or 1 % where the rule is so.
     """
     if ((loss is None) == (examples is None) and (examples or not champion)) or loss != loss:
         raise click.UsageError("give --examples N or --loss SHARE")
-    from shardline.components.validate.gate.power import COUNTED, POWER, Measured, PairedTest, odds
+    from shardline.components.validate.gate.power import COUNTED, ODDS, Measured, PairedTest
 
     measured = Measured.of_champion(champion) if champion else Measured(1, {COUNTED[0]: None})
     defaults = {rules[0].metric: rules[0].text for rules in LABEL_RULES.values()}
@@ -306,8 +305,8 @@ def plan(examples: int | None, loss: float | None, champion: str) -> None:
         if number is None:
             raise SettingsError(f"no number of examples finds a loss of {loss:g}, as {rule.text!r} allows it")
         test = replace(test, examples=number)
-        least, allowed = loss or test.smallest_loss(), odds(test.power(test.within))
+        least = loss or test.smallest_loss()
         share = "" if test.differ is None else f"{100 * test.differ:.3g} %"
-        rows.append((share, f"{number:,}", test.text(least) if least else "no loss", allowed))
-    head = ("differ", "examples", f"found in {odds(POWER)}", f"{test.text(test.within)} found in")
+        rows.append((share, f"{number:,}", test.text(least) if least else "no loss"))
+    head = ("differ", "examples", f"found in {ODDS}")
     show(False, None, f"Rule: {rule.text}", table(head, rows), *textwrap.wrap(test.basis, 79))

@@ -18,6 +18,7 @@ from shardline.components.validate.metrics.intervals import (
     lead,
     mid_p,
     p_below,
+    p_within,
     paired_share,
     share_interval,
     tango,
@@ -84,6 +85,17 @@ def test_equal_models_are_said_to_differ_in_5_of_100_cases(examples: int, differ
 
     assert max(misses(answers, 0.0)) <= 3.2
     assert misses(errors, 0.0) == pytest.approx((2.5, 2.5), abs=1.1)
+
+
+def test_a_loss_is_more_than_allowed_where_the_whole_interval_of_the_lead_is_worse() -> None:
+    random, right = np.random.default_rng(5), np.arange(400) < 360
+    share = paired_share(right & (random.random(400) > 0.1), right, None)
+    error = lead("rmse", *(rmse(random.normal(0, spread, 30)) for spread in (2, 1)))
+    assert share is not None
+    assert error is not None
+    assert p_within(share, -share.interval[1]) == pytest.approx(0.025, abs=1e-9)
+    assert p_within(error, error.interval[0], lower_is_better=True) == pytest.approx(0.025, abs=1e-9)
+    assert p_within(share, 0.0) >= 1 - share.p  # McNemar's
 
 
 def test_one_error_has_an_interval_that_misses_on_both_sides() -> None:

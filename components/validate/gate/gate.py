@@ -26,10 +26,8 @@ DEFAULT_POLICY = "bless"
 LEVEL, FAMILY, LOOKS = 0.025, 0.05, 104
 
 _EXAMPLES = {CLASS: "'accuracy >= 0.9'", MULTILABEL: "'macro_f1 >= 0.8'", REGRESSION: "'rmse <= 10'"}
-#: Name of the rule about the champion, skipped where no champion_uri is set.
-CHAMPION = "champion"
-#: Name of the rule about a slow slide, skipped as well.
-SLIDE = "slide"
+#: Names of the rules about the champion and a slow slide, skipped where no champion_uri is set.
+CHAMPION, SLIDE = "champion", "slide"
 #: Name of the rule about the number of examples; first_run decides where there are too few.
 EXAMPLES = "examples"
 #: Name of the rule about test examples whose labels vary; its notes name the labels that do not.

@@ -25,8 +25,8 @@ from shardline.components.validate.metrics.evaluation import Evaluation, Interva
 from shardline.components.validate.metrics.intervals import mid_p
 from shardline.components.validate.metrics.metrics import SHARES
 
-#: How often a loss has to be found that counts as found.
-POWER = 0.9
+#: How often a loss has to be found that counts as found, and in words.
+POWER, ODDS = 0.9, "9 of 10"
 #: Metrics that are shares of examples: each is right or wrong.
 COUNTED = ("accuracy", "subset_accuracy")
 
@@ -125,20 +125,21 @@ class PairedTest:
                 return self._exact_power(n, loss, differ)
         null = math.sqrt(max(differ, 1e-99) / n)
         error = null if self.differ is None else math.sqrt(max(differ - loss**2, 1e-99) / n)
-        least = max(-_NORMAL.inv_cdf(self.level) * null, self.within - _Z * null)
-        return _NORMAL.cdf((loss - least) / error)
+        return _NORMAL.cdf((loss - self.within + _NORMAL.inv_cdf(self.level) * null) / error)
 
     def _exact_power(self, n: int, loss: float, differ: float) -> float:
         discordant = np.arange(binom.ppf(1e-9, n, differ), binom.isf(1e-9, n, differ) + 1)
         fewest = binom.isf(self.level, discordant, 0.5)
         p = np.array([mid_p(*counts, 0.5) for counts in zip(fewest, discordant, strict=True)])
-        # Tango's statistic of a lead of -within: where it is 1.96, the loss is within it beyond doubt.
+        # Tango's score at a lead of -within: the loss is larger beyond doubt where it is far below 0.
         lead, missed = -self.within, np.arange(discordant[-1] + 1)[:, None]
         b = (2 * n - discordant + 2 * missed) * lead - discordant
         c = missed * lead * (1 - lead)
         share = (np.sqrt(np.maximum(b**2 + 8 * n * c, 0)) - b) / (4 * n)
-        deviation = np.sqrt(np.maximum(n * (2 * share + lead * (1 - lead)), 1e-99))
-        allowed = (discordant - 2 * missed - n * lead >= _Z * deviation) & (missed <= discordant)
+        error = np.sqrt(np.maximum(n * (2 * share + lead * (1 - lead)), 1e-99))
+        allowed = (discordant - 2 * missed - n * lead > _NORMAL.inv_cdf(self.level) * error) & (
+            missed <= discordant
+        )
         fewest = np.maximum(fewest + (p >= self.level), allowed.sum(axis=0))
         found = binom.sf(fewest - 1, discordant, (differ + loss) / (2 * differ) if differ else 0.5)
         return float(binom.pmf(discordant, n, differ) @ found)
@@ -165,17 +166,9 @@ class PairedTest:
         return f"{number} {self.unit[:-1] if number == '1' and self.unit == 'points' else self.unit}".rstrip()
 
     def __str__(self) -> str:
-        """What the test finds in 9 of 10 cases, and how often what the rule allows."""
+        """What the test finds in 9 of 10 cases."""
         loss, start = self.smallest_loss(), f"With {self.examples:,} examples"
         if self.design > 1.05:  # not by a few copies, or by chance
             start += f", which tell as much as {self.examples / self.design:,.0f} independent ones,"
-        if loss is None:
-            return f"{start} no loss is found in {odds(POWER)} cases"
-        allowed = f", one of {self.text(self.within)} in {odds(self.power(self.within))}"
-        return f"{start} a loss of {self.text(loss)} is found in {odds(POWER)} cases{allowed}"
-
-
-def odds(share: float) -> str:
-    """Returns a share of cases as text: "3 of 10", or of 100."""
-    many = 10 if round(10 * share, 1) == round(10 * share) else 100
-    return f"{many * share:.0f} of {many}"
+        found = "no loss" if loss is None else f"a loss of {self.text(loss)}"
+        return f"{start} {found} is found in {ODDS} cases"

@@ -37,7 +37,7 @@ from shardline.components.validate.metrics.evaluation import (
     Lead,
     PastLead,
 )
-from shardline.components.validate.metrics.intervals import p_below
+from shardline.components.validate.metrics.intervals import p_below, p_within
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
@@ -51,7 +51,7 @@ class Comparison(NamedTuple):
         slice: Name of the slice; "" for all examples.
         left, right: The value, and that of the reference or the limit.
         holds: Whether the rule holds here; with a tolerance, beyond doubt.
-        p: One-sided p value of "the value is not worse".
+        p: One-sided p value of "the value is not worse", by more than is allowed.
         least: How far it is ahead at least: the lower end of the 95 % interval, where one is known.
         difference: 95 % interval of the value minus the reference's; None where unknown.
         worse: Whether it is worse beyond doubt, with all other comparisons of the family taken into account.
@@ -167,7 +167,7 @@ def _compare_within(
     sign = 1.0 if rule.operator == ">=" else -1.0
     least = min(sign * end for end in lead.interval) if lead else sign * (left - right)
     holds = round(least, _DIGITS) >= -allowed  # NaN does not
-    p = lead.p_worse if lead else float(holds)
+    p = p_within(lead, allowed, lower_is_better=sign < 0) if lead else float(holds)
     return Comparison(name, left, right, holds, p, least, lead.interval if lead else None)
 
 

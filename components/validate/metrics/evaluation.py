@@ -117,6 +117,7 @@ class Lead:
         error: Standard error of the difference.
         differ: Share of the examples, 0..1, that only one of the two answers rightly; None for a metric that
             is no share of examples.
+        size: Effective number of examples of a share; of another metric, its degrees of freedom.
     """
 
     difference: float
@@ -124,11 +125,7 @@ class Lead:
     p: float
     error: float = 0.0
     differ: float | None = None
-
-    @property
-    def p_worse(self) -> float:
-        """One-sided p value of "it is not worse": small where it is worse beyond chance."""
-        return 1.0 - self.p
+    size: float | None = None
 
 
 @dataclass(frozen=True)

@@ -137,16 +137,17 @@ def lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
     ahead = -difference if metric in LOWER_IS_BETTER else difference
     left_open = _Z**2 / (effective_size(moved, ours.groups) + _Z**2)
     if error > _ROUNDING * scale:
-        half, p = (
-            float(special.stdtrit(freedom, _SIDE)) * error,
+        p, half = (
             float(special.stdtr(freedom, -ahead / error)),
+            float(special.stdtrit(freedom, _SIDE)) * error,
         )
         half = max(half, left_open) if metric in _COUNTED else half
     else:
         half = left_open * (1.0 if metric in _BOUNDED else float(np.abs(ours.influence).max()))
         error, unlikely = half / _Z, 0.5 ** (freedom + 1)
         p = 0.5 if abs(ahead) <= _ROUNDING * scale else unlikely if ahead > 0 else 1 - unlikely
-    return Lead(difference, (float(difference - half), float(difference + half)), float(p), float(error))
+    ends = float(difference - half), float(difference + half)
+    return Lead(difference, ends, float(p), float(error), size=freedom)
 
 
 def share_interval(right: Mask, groups: Ints | None) -> Interval | None:
@@ -167,13 +168,23 @@ def paired_share(ours: Mask, theirs: Mask, groups: Ints | None) -> Lead | None:
     effective = effective_size(ours.astype(np.int8) - theirs, groups)
     counts = only_ours * effective / total, only_theirs * effective / total
     difference, differ = (only_ours - only_theirs) / total, (only_ours + only_theirs) / total
-    return Lead(
-        difference,
-        tango(*counts, effective),
-        mid_p(counts[0], sum(counts), 0.5),
-        math.sqrt((differ - difference**2) / effective),
-        differ,
-    )
+    error, p = math.sqrt((differ - difference**2) / effective), mid_p(counts[0], sum(counts), 0.5)
+    return Lead(difference, tango(*counts, effective), p, error, differ, effective)
+
+
+def p_within(lead: Lead, allowed: float, *, lower_is_better: bool = False) -> float:
+    """Returns the one-sided p value of "it is worse by at most what is allowed", small where it is by more.
+
+    It is that of the lead's interval (Tango, Student), and never below that of "not worse".
+    """
+    if lead.differ is not None and lead.size:
+        ours, theirs = ((lead.differ + sign * lead.difference) / 2 * lead.size for sign in (1, -1))
+        p = float(special.ndtr(tango_score(ours, theirs, lead.size, -allowed)))
+    else:
+        ahead, freedom = -lead.difference if lower_is_better else lead.difference, lead.size or math.inf
+        error = (lead.interval[1] - lead.interval[0]) / 2 / float(special.stdtrit(freedom, _SIDE))
+        p = float(special.stdtr(freedom, (ahead + allowed) / (error or math.ulp(0.0))))
+    return max(p, 1 - lead.p)
 
 
 def tango(ours: float, theirs: float, examples: float) -> Interval:
@@ -181,23 +192,25 @@ def tango(ours: float, theirs: float, examples: float) -> Interval:
 
     `ours` and `theirs` are the numbers of examples that only one of two models has right.
     """
-
-    def score(difference: float) -> float:
-        b = (2 * examples - ours + theirs) * difference - ours - theirs
-        c = theirs * difference * (1 - difference)
-        share = (math.sqrt(max(b * b + 8 * examples * c, 0.0)) - b) / (4 * examples)
-        variance = examples * (2 * share + difference * (1 - difference))
-        above = ours - theirs - examples * difference
-        return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above)
-
     measured, ends = (ours - theirs) / examples, []
     for outer, sign in ((-1.0, 1.0), (1.0, -1.0)):
         inner = measured
         for _ in range(45):  # to 1e-13
             middle = (inner + outer) / 2
-            inner, outer = (middle, outer) if sign * score(middle) < _Z else (inner, middle)
+            is_inside = sign * tango_score(ours, theirs, examples, middle) < _Z
+            inner, outer = (middle, outer) if is_inside else (inner, middle)
         ends.append((inner + outer) / 2)
     return ends[0], ends[1]
+
+
+def tango_score(ours: float, theirs: float, examples: float, difference: float) -> float:
+    """Returns how many standard errors a measured difference is above a true one, by Tango's score."""
+    b = (2 * examples - ours + theirs) * difference - ours - theirs
+    c = theirs * difference * (1 - difference)
+    share = (math.sqrt(max(b * b + 8 * examples * c, 0.0)) - b) / (4 * examples)
+    variance = examples * (2 * share + difference * (1 - difference))
+    above = ours - theirs - examples * difference
+    return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above)
 
 
 def mid_p(right: float, examples: float, share: float) -> float:
