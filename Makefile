@@ -65,7 +65,8 @@ push:  ## Push it; the digest that is printed pins it in the settings: NAME@sha2
 	$(DOCKER) push $(IMAGE)
 
 cloud-image:  ## Build and push it on Cloud Build, without docker
-	gcloud builds submit --config cloudbuild.yaml --substitutions _IMAGE=$(IMAGE),_EXTRA=$(EXTRA),_REVISION=$(REVISION)
+	gcloud builds submit --config cloudbuild.yaml --ignore-file .dockerignore \
+	  --substitutions _IMAGE=$(IMAGE),_EXTRA=$(EXTRA),_REVISION=$(REVISION)
 
 docs: $(BIN)/.docs  ## Build the documentation as a site in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs.cache docs build/docs

@@ -44,11 +44,9 @@ def read_parameters(path: Path) -> dict[str, Any]:
     for name, value in parameters.items():
         if wrong := next(_not_json(name, value), None):
             raise SettingsError(f"{path}: {wrong}")
-    shared = path.absolute().parent.with_suffix(".toml")
-    return {
-        **(read_parameters(shared) if shared.name == "params.toml" and shared.is_file() else {}),
-        **parameters,
-    }
+    folder = path.absolute().parent
+    shared = folder.parent / "params.toml"
+    return (read_parameters(shared) if folder.name == "params" and shared.is_file() else {}) | parameters
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
 
     A file of another `kind` has only tables [KIND.NAME].
     """
-    example = path.with_name(f"{path.name}.example")
+    example = Path(f"{path}.example")
     if example.is_file():
         advice = f"copy {example} to it, and edit it"
     elif kind == "settings":

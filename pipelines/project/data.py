@@ -71,6 +71,8 @@ def inspect(path: str, label: str, kind: str) -> Data:
     path = os.path.abspath(path)
     if not os.path.exists(path):
         raise SourceError(f"cannot read {path!r}: it is not there")
+    if any("\ud800" <= char <= "\udfff" for char in path):
+        raise SourceError(f"the path {path!r} is not UTF-8, and no file of a project can have it; rename it")
     data = _inspect_table(path, label, kind) if os.path.isfile(path) else _inspect_images(path, label)
     if kind not in ("", data.kind):
         raise SettingsError(f"{path} is data of the kind {data.kind}, not {kind}; leave --kind out")

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardline.trainer.base.errors import SettingsError, page
+from shardline.trainer.base.errors import SettingsError, page, printable
 from shardline.trainer.base.files import write_bytes
 
 if TYPE_CHECKING:
@@ -125,14 +125,13 @@ def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
 def _of_data(data: Data) -> dict[str, str]:
     form, _, path = data.parameters["source"].partition(":")
     uri, recursive = f"gs://my-bucket/data/{Path(path).name}", " --recursive" * (form != "table")
-    upload = (
-        f"# Upload the data first: gcloud storage cp{recursive} {shlex.quote(path)} gs://my-bucket/data/\n"
-    )
+    copied = printable(shlex.quote(path))
+    upload = f"# Upload the data first: gcloud storage cp{recursive} {copied} gs://my-bucket/data/\n"
     return {
-        "@SOURCE@": f"| `{path}` | the data, which `params.toml` names as `source` |",
+        "@SOURCE@": f"| `{printable(path)}` | the data, which `params.toml` names as `source` |",
         "@RUN@": _toml(data.parameters),
         "@RUN_VERTEX@": upload + _toml({"source": f"{form}:{uri}"}),
-        '("text",)': f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
+        '("text",)': f"({''.join(f'{_quoted(name)}, ' for name in data.texts).rstrip(' ')})",
         "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
     }
 
@@ -142,19 +141,24 @@ def _toml(parameters: Mapping[str, Any]) -> str:
     lines, tables = list[str](), list[str]()
     for name, value in parameters.items():
         if not isinstance(value, dict):
-            lines.append(f"{name} = {json.dumps(value)}")
+            lines.append(f"{name} = {_quoted(value)}")
             continue
         tables += ["", f"[{name}]"] if value else []
         for key, item in value.items():
             bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
-            tables.append(f"{key if bare else json.dumps(key)} = {json.dumps(item)}")
+            tables.append(f"{key if bare else _quoted(key)} = {_quoted(item)}")
     return "\n".join([*lines, *tables])
 
 
 def _replaced(text: str, values: Mapping[str, str]) -> str:
-    for token, value in values.items():
-        text = text.replace(token, value)
-    return text
+    """Replaces all tokens at once: a value may look like one."""
+    tokens = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+    return re.sub(tokens, lambda match: values[match[0]], text)
+
+
+def _quoted(value: Any) -> str:
+    """Returns a value as TOML and as Python write it: as JSON, but with no code for half of an emoji."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def origin() -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import csv
 import dataclasses
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,30 @@ def test_images_keep_the_size_that_most_of_them_have(photos: Path) -> None:
     assert (data.kind, data.parameters["image_size"]) == ("images", 44)
     assert data.parameters["stratify"] is True
     assert "dog 6" in "\n".join(data.found)
+
+
+ODD = ("\U0001f600", "@RUN@", "my_package", "two words", 'a "quote"', "back\\slash", "del\x7f", "line\nbreak")
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_odd_names_are_written_so_that_they_can_be_read(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / f"{odd} data.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([odd, "number", "empty", "label"])
+        writer.writerows([f"{odd} {i}, told at some length", i, "", f"{odd} {i % 2}"] for i in range(40))
+
+    done = shardline("new", tmp_path / "project", "--data", path, "--name", "leaf")
+
+    assert done.exit_code == 0, done.output
+    given = tomllib.loads((tmp_path / "project" / "params.toml").read_text("utf-8"))
+    assert given["source"] == f"table:{path}"
+    assert given["features"][odd] == odd
+    cloud = tomllib.loads((tmp_path / "project" / "params" / "vertex.toml").read_text("utf-8"))
+    assert cloud["source"] == f"table:gs://my-bucket/data/{path.name}"
+    module = ast.parse((tmp_path / "project" / "leaf" / "model.py").read_text("utf-8"))
+    assert [node.value for node in ast.walk(module) if isinstance(node, ast.Constant) and node.value == odd]
+    assert "leaf" in (tmp_path / "project" / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
