@@ -277,6 +277,7 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
         ((9, 91), "pr_auc"),
         ((80, 20), "accuracy"),
         ((96, 4), "accuracy"),  # too few to tell anything
+        ((3, 4), "accuracy"),
         ((30, 30, 30, 10), "accuracy"),
         ((32, 31, 30, 7), "pr_auc"),
         ((10,) * 10, "accuracy"),

@@ -230,7 +230,7 @@ def _label_rules(label: Label, test: Split | None) -> Iterator[GateRule]:
     """Yields the default rules about the predictions of a label."""
     counts = test.labels[label.name].counts if test and label.kind == CLASS else ()
     rarest = min((count for count in counts if count >= RAREST), default=0)
-    if not rarest * len(counts) < RARE * sum(counts):
+    if not 0 < rarest * len(counts) < RARE * sum(counts):
         yield from LABEL_RULES[label.kind]
         return
     name, share = label.outputs[counts.index(rarest)], 100 * rarest / sum(counts)
