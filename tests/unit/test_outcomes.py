@@ -320,6 +320,28 @@ def test_slices_of_numbers_are_few_and_have_an_error() -> None:
     assert worst.left == max(one.value for one in numbers(5, age=age).summarize(10)["slices"])
 
 
+@pytest.mark.parametrize(
+    ("power", "verdict"), [(1.0, "undecided"), (0.95, "undecided"), (0.3, "failed"), (3.0, "undecided")]
+)
+@pytest.mark.parametrize("kind", ["tags", "classes"])
+def test_where_the_answers_leave_it_open_the_log_loss_decides(kind: str, power: float, verdict: str) -> None:
+    """Less sure of the same answers by more than a tolerance; surer ones are no reason to block."""
+    champion = MAKE[kind](0.95).select(np.arange(N) < 150)
+    outputs = champion.outputs**power
+    rest = (1 - champion.outputs) ** power if kind == "tags" else 0.0
+    total = outputs + rest if kind == "tags" else outputs.sum(axis=1, keepdims=True)
+    found = compare_with(replace(champion, outputs=(outputs / total).astype(np.float32)), champion)
+    gate = Gate().for_labels([champion.label])
+    blessing = judge(found, gate, champion="v1")
+
+    rule = next(rule for rule in blessing.rules if rule.name == "champion")
+    assert rule.verdict == verdict
+    assert ("but far less sure: log loss" in blessing.headline) == (verdict == "failed")
+    assert blessing.blessed == (verdict == "undecided")
+    removed = judge(found, Gate().with_rules(["champion: off"]).for_labels([champion.label]), champion="v1")
+    assert removed.blessed
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("part", ["a slice", "all"])
 def test_a_prediction_that_is_not_finite_ends_in_a_verdict(part: str, bad: float) -> None:

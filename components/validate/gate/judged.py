@@ -171,6 +171,9 @@ def _describe_difference(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.left is None or rule.champion is None:
         # Without the remedy, which follows the semicolon.
         return f"not compared with {other}: {rule.note.partition('; ')[0]}"
+    if rule.metric.rpartition(".")[2] == "log_loss" and not rule.rule.startswith(rule.metric):
+        ours, theirs = _tell_apart(rule.left, rule.champion, 2), _tell_apart(rule.champion, rule.left, 2)
+        return f"as often right as {other}, but far less sure: log loss {ours}, {other}'s {theirs}"
     difference = rule.left - rule.champion
     ahead = (difference > 0) == (rule.operator in (">=", ">"))
     label, _, metric = rule.metric.rpartition(".")

@@ -171,6 +171,9 @@ def _compare_within(
     return Comparison(name, left, right, holds, p, least, lead.interval if lead else None)
 
 
+# How much larger than the champion's a log loss may be: as a share of it, more than between trainings with
+# other seeds (benchmarks/RESULTS.md), and in nats, where the champion's is next to 0.
+_LOSS_SHARE, _LOSS_LEAST = 0.25, 0.02
 # Limits of the warnings on calibration error, and on costs as multiples of the champion's. Other load on the
 # machine can double a latency.
 _MAX_ECE = 0.1
@@ -304,7 +307,9 @@ def _judge(
     if rule.reference:
         judged = _compare_with_reference(rule, judged, evaluation)
     if comparisons:
-        return _decide(rule, judged, comparisons, evaluation.sample)
+        decided = _decide(rule, judged, comparisons, evaluation.sample)
+        is_open = decided.verdict == "undecided" and rule.name == CHAMPION and not rule.slice
+        return _decide_by_log_loss(rule, decided, evaluation) if is_open else decided
     if rule.reference == BEST:
         past = evaluation.past.get(rule.expression)
         return replace(judged, verdict="passed") if past and not past.version else judged
@@ -375,6 +380,26 @@ def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison
     notes = ["" if is_other else judged.note]
     notes += [start + enumerate_names(texts, MAX_NAMES, "; ")] * (verdict != "passed")
     return replace(judged, verdict=verdict, note="; ".join(filter(None, notes)))
+
+
+def _decide_by_log_loss(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> JudgedRule:
+    """Fails a model whose answers may be as often right as the champion's, if it surely is far less sure.
+
+    The log loss of the same answers sees more: not only whether each is right, but how much worse it is.
+    """
+    of_loss = replace(rule, metric="log_loss", operator="<=")
+    ours, (theirs, lead, _) = evaluate_expression(of_loss, evaluation)[0], find_reference(of_loss, evaluation)
+    if ours is None or theirs is None or lead is None:
+        return judged
+    allowed = max(_LOSS_SHARE * theirs, _LOSS_LEAST)
+    if p_within(lead, allowed, lower_is_better=True) >= LEVEL:
+        return judged
+    note = f"{judged.note}; the log loss of the same answers decides: within {lead.interval[0]:+.4g} to "
+    note += f"{lead.interval[1]:+.4g} of the champion's"
+    judged = replace(judged, metric=of_loss.expression, operator="<=", left=ours, right=theirs + allowed)
+    return replace(
+        judged, verdict="failed", champion=theirs, difference=lead.interval, interval=None, note=note
+    )
 
 
 def _describe_uncertainty(judged: JudgedRule) -> str:
