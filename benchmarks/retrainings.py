@@ -27,7 +27,7 @@ from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.scores import ClassOutcomes
 from shardline.trainer.data.features import CLASS, Label
 
-DRAWS = 40
+DRAWS = 12
 SIZES = (50, 167, 500, 2_000)
 
 
