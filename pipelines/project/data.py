@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.plan.digests import are_rows_alike
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import SMALLEST, PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -119,6 +118,8 @@ def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[st
 
 
 def _inspect_table(path: str, label: str, kind: str) -> Data:
+    from shardline.components.preprocess.plan.digests import are_rows_alike  # numpy
+
     table = open_table(path)[0]
     target = _target(path, label, table.types)
     rows, counts, missing = _count(table)
