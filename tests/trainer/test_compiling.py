@@ -1,6 +1,5 @@
 """What compiles in Keras trains here as Keras' own `fit` trains it, or is refused: see `compiling`."""
 
-import functools
 import re
 
 import keras
@@ -62,7 +61,6 @@ def settings_of(case, data, out):
     )
 
 
-@functools.cache
 def examples(data, seed, transform, weights):
     """Returns what an epoch trains on, in its order, as arrays: inputs, class numbers, and weights if any."""
     manifest = manifests.load(data)
