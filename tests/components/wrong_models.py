@@ -200,8 +200,8 @@ def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
     champions = {"digits": good, "coarse": of_combinations(), "rare": of_sums(1.9, 1.9, -4.6)}
     for data, model in champions.items():
         (work / "champions" / data).mkdir(parents=True)
-        validate(save(model, work), datasets[data], work / "champion", gate=Gate())
-        publish(work / "champion", work / "champions" / data, quality="accuracy 0.9000")
+        validate(save(model, work), datasets[data], exported := work / f"champion of {data}", gate=Gate())
+        publish(exported, work / "champions" / data, quality="accuracy 0.9000")
     for index, case in enumerate(CASES):
         data, gate = datasets[case.data], Gate().with_rules(case.rules)
         store = work / "champions" / (case.data if case.data in champions else "digits")
