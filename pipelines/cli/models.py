@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardline.components.text import table
-from shardline.components.validate.gate.gate import LABEL_RULES, POLICIES, Gate, read_gate
+from shardline.components.validate.gate.gate import POLICIES, Gate, read_gate
 from shardline.components.validate.gate.rules import parse_rule
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
@@ -279,28 +279,25 @@ def plan(examples: int | None, loss: float | None, champion: str) -> None:
     """Say which loss --examples can show, or how many show a --loss.
 
     A rule such as 'accuracy >= champion (within 0.01)' blocks a model that loses more, beyond chance. How
-    often depends on the share of examples that only one of the two models answers rightly, as measured of the
-    champion in DIR and the model that it replaced. A loss of 0.01 is one point, or 1 % where the rule is so.
+    often depends on the share of examples that only one of the two models answers rightly. Both are those of
+    the champion in DIR and the model that it replaced. A loss of 0.01 is one point, or 1 % where the rule is
+    so.
     """
     if ((loss is None) == (examples is None) and (examples or not champion)) or loss != loss:
         raise click.UsageError("give --examples N or --loss SHARE")
     from shardline.components.validate.gate.power import COUNTED, ODDS, Measured, PairedTest
 
     measured = Measured.of_champion(champion) if champion else Measured(1, {COUNTED[0]: None})
-    defaults = {rules[0].metric: rules[0].text for rules in LABEL_RULES.values()}
-    # A class has a macro F1, too: its main metric comes first.
-    mains = (name for main in defaults for name in measured.metrics if name.rpartition(".")[2] == main)
-    main = next(mains, COUNTED[0])
-    metric = main.rpartition(".")[2]
-    rule = parse_rule(defaults[metric].replace(metric, main))
-    assert rule.within is not None
+    rule = parse_rule(measured.rule)
     known = PairedTest.of(measured, rule)
     if champion and not known:
         raise SettingsError(
-            f"chance in the rule {rule.text!r} is not known: {main} of {champion} has no interval"
+            f"what the rule {rule.text!r} of the champion in {champion} finds is not known: it has no "
+            f"(within D), or {rule.expression} no interval"
         )
+    within = rule.within or 0.0
     rows = []
-    for test in [known] if known else [PairedTest(1, rule.within, differ=share) for share in _SHARES]:
+    for test in [known] if known else [PairedTest(1, within, differ=share) for share in _SHARES]:
         number = test.examples_needed(loss) if loss else examples or test.examples
         if number is None:
             raise SettingsError(f"no number of examples finds a loss of {loss:g}, as {rule.text!r} allows it")

@@ -175,6 +175,10 @@ def test_plan_reads_the_disagreement_of_a_champion(
     evaluation = {**content, "fingerprint": "f", "split": "test", "compared": compared}
     exported = write_export(tmp_path / "exported")
     (exported / "evaluation.json").write_text(json.dumps(evaluation))
+    blessing = json.loads((exported / "blessing.json").read_text())
+    rule = "accuracy >= champion (within 0.03)"
+    judged = blessing | {"rules": [{"name": "champion", "rule": rule, "verdict": "skipped"}]}
+    (exported / "blessing.json").write_text(json.dumps(judged))
     store = str(tmp_path / "champions")
     with fake_storage("bucket", {}) as url:
         if place == "bucket":
@@ -185,6 +189,7 @@ def test_plan_reads_the_disagreement_of_a_champion(
         shown = plan("--champion", store)
 
     assert shown.exit_code == 0, shown.output
+    assert f"Rule: {rule}" in shown.output
     assert shown.output.splitlines()[2].split()[:3] == ["4", "%", "167"]
     assert "4.0 % of the examples differ" in shown.output
 

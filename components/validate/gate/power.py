@@ -17,9 +17,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from shardline.components.model_store import EVALUATION_FILE, champions
+from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
 from shardline.components.model_store.store import require_store
-from shardline.components.validate.gate.gate import LEVEL
+from shardline.components.validate.gate.gate import CHAMPION, DEFAULT_RULES, LEVEL
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.metrics.intervals import mid_p
@@ -38,24 +38,40 @@ _Z = _NORMAL.inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
+class _Rule:
+    rule: str
+    name: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    rules: tuple[_Rule, ...] = ()
+
+
+@dataclass(frozen=True)
 class Measured:
-    """The fields of an `Evaluation` that the power follows from, as evaluation.json has them."""
+    """The fields of an `Evaluation` that the power follows from, and the rule about the champion."""
 
     examples: int
     metrics: Mapping[str, float | None]
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     leads: Mapping[str, Lead] = field(default_factory=dict)
     compared: Measured | None = None
+    rule: str = DEFAULT_RULES[0].text
 
     @classmethod
     def of_champion(cls, uri: str) -> Measured:
-        """Returns what was measured of the champion in a store, with its lead over its predecessor.
+        """Returns what was measured of the champion in a store, its lead over its predecessor, and its rule.
 
         Raises SettingsError, ModelError or PlatformError where there is none, or it cannot be read.
         """
         require_store(uri)
-        whole = champions.read_record(uri, champions.require_current(uri)[1], EVALUATION_FILE, cls)
-        return replace(whole.compared or whole, leads=whole.leads)
+        version = champions.require_current(uri)[1]
+        whole = champions.read_record(uri, version, EVALUATION_FILE, cls)
+        judged = champions.read_record(uri, version, BLESSING_FILE, _Judged).rules
+        rules = (each.rule for each in judged if each.name == CHAMPION and each.verdict != "off")
+        return replace(whole.compared or whole, leads=whole.leads, rule=next(rules, cls.rule))
 
 
 @dataclass(frozen=True)
