@@ -6,7 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, GateSettings, read_gate
+from shardline.components.validate.gate.gate import DEFAULT_RULES, RARE_RULES, Gate, GateSettings, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import Absence, judge, reject
 from shardline.components.validate.metrics.evaluation import (
@@ -176,6 +176,14 @@ def test_a_rule_that_is_off_leaves_a_trace():
     )
     assert "the rule 'champion' is off" in blessing.reason
     assert blessing.headline.startswith("Blessed: compared with no champion")
+
+
+def test_a_first_model_of_a_rare_class_is_told_by_the_metric_that_sees_it():
+    first = judge(
+        sound(pr_auc=0.6), Gate(RARE_RULES[:1]), champion="", absence=Absence("none yet", first=True)
+    )
+
+    assert first.headline == "Blessed: first champion, accuracy 0.9500, pr_auc 0.6000"
 
 
 @pytest.mark.parametrize(

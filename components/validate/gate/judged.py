@@ -146,7 +146,11 @@ def describe(
     if not versus or versus[0].left is None or versus[0].champion is None:
         off = any(rule.verdict == "off" for rule in versus)
         start = "first champion" if first and not off else "compared with no champion"
-        sentences = [f"{start}, {evaluation.quality}"]
+        rare = (
+            each for each in versus if each.metric.rpartition(".")[2] == OF_RARE and each.left is not None
+        )
+        figures = [evaluation.quality, *(f"{each.metric} {each.left_text}" for each in rare)]
+        sentences = [f"{start}, {', '.join(figures)}"]
     others = (rule for rule in rules if rule.name != CHAMPION and rule.verdict == "undecided")
     sentences += [f"{rule.metric} is not decided" for rule in others]
     return f"{BLESSED}{'; '.join(sentences)}{few}"
