@@ -151,9 +151,8 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     if unlabelled:
         share = min(1.0, math.ceil(100 * unlabelled / rows + 1) / 100)
         parameters |= {"on_bad_record": "skip", "max_bad_fraction": share}
-    classes = (
-        counts[target.columns[0]] if label_kind == CLASS and not roles.keys() & {"group", "time"} else {}
-    )
+    is_drawn = label_kind == CLASS and not roles.keys() & {"group", "time"}
+    classes = counts[target.columns[0]] if is_drawn else {}
     parameters |= _training(rows - unlabelled, _ROWS_TRAINED, classes)
     found = {"rows": f"{rows:,}", "label": shown}
     found |= {role: _listed(names) + _USES[role] for role, names in roles.items()}
