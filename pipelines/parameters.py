@@ -24,7 +24,7 @@ from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.pipelines.spec import RETRAIN, TUNE, all_tasks, declared_parameters, defaults
-from shardline.pipelines.tables import read_toml
+from shardline.pipelines.tables import error_prefix, read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
 from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError, page
@@ -41,12 +41,18 @@ def read_parameters(path: Path) -> dict[str, Any]:
     Raises SettingsError when there is no such file, it is not TOML, or a value cannot be JSON.
     """
     parameters = read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)")
-    for name, value in parameters.items():
-        if wrong := next(_not_json(name, value), None):
-            raise SettingsError(f"{path}: {wrong}")
+    with error_prefix(f"{path}: "):
+        check_json(parameters)
     folder = path.absolute().parent
     shared = folder.parent / "params.toml"
     return (read_parameters(shared) if folder.name == "params" and shared.is_file() else {}) | parameters
+
+
+def check_json(parameters: Mapping[str, Any]) -> None:
+    """Checks that values of a TOML file can be JSON; SettingsError when one cannot."""
+    for name, value in parameters.items():
+        for wrong in _not_json(name, value):
+            raise SettingsError(wrong)
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
@@ -263,10 +269,8 @@ def load_study(path: Path) -> str:
     Raises SettingsError when the file is missing, is not TOML, or is not a valid study.
     """
     content = read_toml(path, f"no study file {path}; {page('tuning')} shows one to start from")
-    try:
+    with error_prefix(f"{path}: "):
         check_tuned(read_study(content).types, {})
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,8 +20,8 @@ from shardline.pipelines.tables import (
     check_tables,
     error_prefix,
     project_settings,
-    read_dataclass,
     read_settings_file,
+    split_pairs,
 )
 from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
@@ -29,12 +30,9 @@ from shardline.trainer.base.errors import SettingsError
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
-#: Default machines of the tasks other than training.
-_MACHINES = {
-    "preprocess": TaskMachine(cpu=8, memory="32G"),
-    "validate": TaskMachine(cpu=8, memory="32G"),
-    "register": TaskMachine(),
-}
+#: The tables of the tasks other than training, and their default machines.
+_MACHINES = ("preprocess", "validate", "register")
+_LARGE, _SMALL = TaskMachine(cpu=8, memory="32G"), TaskMachine()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +53,9 @@ class Settings:
 
     image: str
     train: CustomJobSettings
-    preprocess: TaskMachine = _MACHINES["preprocess"]
-    validate: TaskMachine = _MACHINES["validate"]
-    register: TaskMachine = _MACHINES["register"]
+    preprocess: TaskMachine = _LARGE
+    validate: TaskMachine = _LARGE
+    register: TaskMachine = _SMALL
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
     notify: NotifySettings = field(default_factory=NotifySettings)
@@ -103,17 +101,21 @@ def load(path: Path) -> Settings:
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = read_fields(Settings, content, leave_out=_TABLES, also=_TABLES)
-        read = {
-            name: read_dataclass(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables
-        }
+        read = {name: _read_kind(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, train=_read_job(tables.get("train", {})), **machines, **read)
+
+
+def _read_kind(name: str, kind: type[Any], table: dict[str, Any]) -> Any:
+    values = read_fields(kind, table, f"{name}.")
+    with error_prefix(f"{name}."):
+        return kind(**values)
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
     values = read_fields(TaskMachine, table, f"{name}.", whole=False)
     with error_prefix(f"{name}."):
-        return replace(TaskMachine() if "machine_type" in values else _MACHINES[name], **values)
+        return replace(TaskMachine() if "machine_type" in values else getattr(Settings, name), **values)
 
 
 def _read_job(train: Mapping[str, Any]) -> CustomJobSettings:
@@ -200,6 +202,8 @@ class Environment:
     @property
     def platform(self) -> Platform:
         """The platform's services there; clients are created when used."""
+        # gRPC prints a line for each connection that fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         return Platform(self.project, self.location)
 
 
@@ -232,7 +236,8 @@ def load_environment(
     values = read_environment(settings) if settings else {}
     for name in NAMES:
         if value := flags.get(name) or environ.get(f"VERTEX_{name.upper()}"):
-            values[name] = _tags(value) if name == "tags" else value
+            tags = filter(None, map(str.strip, value.split(",")))
+            values[name] = split_pairs(tags, "VERTEX_TAGS", form="KEY=VALUE") if name == "tags" else value
     for name in needed:
         if not values.get(name):
             raise missing_error(name)
@@ -267,11 +272,3 @@ def placeholder(name: str, text: str) -> str:
     """
     found = _PLACEHOLDER.search(f"projects/{text}" if name == "project" else text)
     return str(found[found.lastgroup or 0]) if found else ""
-
-
-def _tags(text: str) -> dict[str, str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if "=" not in part:
-            raise SettingsError(f"VERTEX_TAGS takes KEY=VALUE,KEY=VALUE, got {text!r}")
-    return {name: value for name, _, value in (part.partition("=") for part in parts)}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import read_fields
-from shardline.trainer.base.errors import SettingsError
-
-T = TypeVar("T")
+from shardline.trainer.base.errors import SettingsError, ShardlineError
 
 #: The settings of a project, in its directory: the default there.
 PROJECT_SETTINGS = Path("settings.toml")
@@ -53,34 +50,26 @@ def project_settings(path: Path | None = None) -> Path | None:
     return path or (PROJECT_SETTINGS if PROJECT_SETTINGS.is_file() else None)
 
 
-def read_tables(path: Path, table: str, kind: type[Any]) -> dict[str, Any]:
-    """Returns the tables [TABLE.NAME] of a file that has no others, by NAME.
-
-    Their keys are the fields of the dataclass `kind`, except `display_name`, which is NAME. Raises
-    SettingsError when the file is missing or not TOML, or a key is unknown, missing or mistyped.
-    """
-    content = read_settings_file(path, table)
-    with error_prefix(f"{path}: "):
-        tables = content.pop(table, {})
-        if content:
-            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{table}.NAME]")
-        if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
-            raise SettingsError(f"{table} must be tables: [{table}.NAME]")
-        return {
-            key: read_fields(kind, item, f"{table}.{key}.", leave_out=("display_name",))
-            for key, item in tables.items()
-        }
-
-
-def read_dataclass(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
-    """Returns a table as the dataclass `kind`."""
-    values = read_fields(kind, table, f"{name}.")  # type: ignore[arg-type]  # a dataclass
-    with error_prefix(f"{name}."):
-        return kind(**values)
-
-
 def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
     """Checks that the values are tables; SettingsError when one is not."""
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")
+
+
+def split_pairs(
+    texts: Iterable[str],
+    option: str,
+    error: type[ShardlineError] = SettingsError,
+    form: str = "NAME=VALUE",
+) -> dict[str, str]:
+    """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that occurs twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise error(f"{option} takes {form}, got {text!r}")
+        if name in found:
+            raise error(f"{option} {name} is set twice: {found[name]!r} and {value!r}")
+        found[name] = value
+    return found

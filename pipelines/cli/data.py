@@ -12,15 +12,9 @@ from typing import Any
 import click
 
 from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
-from shardline.pipelines.cli.options import (
-    PATH,
-    CommandGroup,
-    json_option,
-    pairs,
-    show,
-    show_json,
-)
+from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, show, show_json
 from shardline.pipelines.local.terminal import foreground
+from shardline.pipelines.tables import split_pairs
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError
@@ -51,7 +45,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     "--feature",
     "features",
     multiple=True,
-    callback=lambda context, option, values: _pairs(values, "--feature"),
+    callback=lambda context, option, values: _pairs(option, values),
     metavar="OURS=THEIRS,...",
     help="Name of a feature in the source: image=image/encoded,label=species.",
 )
@@ -64,7 +58,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     "--column",
     "columns",
     multiple=True,
-    callback=lambda context, option, values: _pairs(values, "--column"),
+    callback=lambda context, option, values: _pairs(option, values),
     metavar="NAME=TYPE,...",
     help="Type of a column: text, integer or number.  [default: from its values]",
 )
@@ -144,7 +138,7 @@ def preprocess(
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, text in pairs(values, "--option", SettingsError).items():
+    for name, text in split_pairs(values, "--option").items():
         if name not in OTHERS:
             near = did_you_mean(name, OTHERS, after="; ")
             raise SettingsError(f"--option knows {', '.join(OTHERS)}, not {name!r}{near}")
@@ -156,8 +150,8 @@ def _others(values: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
-    return pairs((part for one in values for part in one.split(",")), option, SettingsError)
+def _pairs(option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    return split_pairs((part for one in values for part in one.split(",")), option.opts[0])
 
 
 @click.group(cls=CommandGroup)
@@ -244,7 +238,7 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
 
 def _shares(text: str) -> dict[str, float]:
     shares = {}
-    for name, share in pairs(text.split(","), "--split", SettingsError).items():
+    for name, share in split_pairs(text.split(","), "--split").items():
         try:
             shares[name] = float(share)
         except ValueError:

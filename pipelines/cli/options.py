@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from shardline.components.text import table
-from shardline.pipelines.tables import project_settings
+from shardline.pipelines.tables import project_settings, split_pairs
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import PipelineError, ShardlineError, page, printable
+from shardline.trainer.base.errors import PipelineError, page, printable
 
 _HELP = {"project": "Google Cloud project.", "location": "Region, such as europe-west4."}
 #: Names of the platform options, which `environment_flags` adds.
@@ -100,7 +100,7 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         given = None if file is None else read_parameters(file)
         if texts:
-            given = {**(given or {}), **pairs(texts, "--param", PipelineError)}
+            given = {**(given or {}), **split_pairs(texts, "--param", PipelineError)}
         return command(*args, given=given, **values)
 
     return with_parameters
@@ -119,8 +119,6 @@ def environment_options(
     def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
         from shardline.pipelines.settings import load_environment
 
-        # gRPC prints a line for each connection that fails.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         flags = {name: values.pop(name) for name in _HELP}
         environment = load_environment(settings, flags, os.environ, needed=needed)
         quiet = bool(values.get("as_json") or values.get("dry_run"))
@@ -178,18 +176,3 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
 
     return with_proofs
-
-
-def pairs(
-    texts: Iterable[str], option: str, error: type[ShardlineError], form: str = "NAME=VALUE"
-) -> dict[str, str]:
-    """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that occurs twice."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise error(f"{option} takes {form}, got {text!r}")
-        if name in found:
-            raise error(f"{option} {name} is set twice: {found[name]!r} and {value!r}")
-        found[name] = value
-    return found

@@ -32,7 +32,6 @@ from shardline.pipelines.cli.options import (
     environment_flags,
     environment_options,
     json_option,
-    pairs,
     parameter_options,
     proof_options,
     runs_dir_option,
@@ -43,7 +42,7 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.local.job.custom_job import ROLES
 from shardline.pipelines.local.terminal import foreground
-from shardline.pipelines.tables import error_prefix, project_settings
+from shardline.pipelines.tables import error_prefix, project_settings, split_pairs
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
@@ -111,7 +110,7 @@ def submit(
         spec,
         parameters,
         job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
-        tags=pairs(tags, "--tag", SettingsError, "KEY=VALUE"),
+        tags=split_pairs(tags, "--tag", form="KEY=VALUE"),
         cached=not no_cache,
         template_uri=template_uri,
     )
@@ -158,8 +157,6 @@ class Place(NamedTuple):
         """Returns the platform of the options and settings."""
         from shardline.pipelines.settings import load_environment
 
-        # gRPC prints a line for each connection that fails.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         return load_environment(self.settings, self.flags, os.environ).platform
 
 

@@ -185,11 +185,11 @@ def _row(item: Existing) -> tuple[str, ...]:
 def _next_run(item: Existing) -> str:
     """Returns when a schedule fires next, in its own zone and in UTC; "" if it does not."""
     from shardline.pipelines.check.rules.schedules import split_zone, zone_of
-    from shardline.pipelines.remote.schedules import ACTIVE, parse_time
+    from shardline.pipelines.remote.schedules import ACTIVE
 
-    moment = parse_time(item.get("nextRunTime"))
-    if moment is None or item["state"] != ACTIVE:
+    if not item.get("nextRunTime") or item["state"] != ACTIVE:
         return ""
+    moment = datetime.datetime.fromisoformat(item["nextRunTime"])
     # The platform may know more zones than this machine.
     there = moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
     in_utc = "" if there.tzname() == "UTC" else f" ({moment:%H:%M} UTC)"

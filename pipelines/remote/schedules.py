@@ -10,7 +10,6 @@ Between the two calls both schedules fire.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import re
@@ -25,10 +24,11 @@ from shardline.components.vertex.client import Platform, call_api, list_all, pla
 from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import read_parameters
+from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
-from shardline.pipelines.tables import error_prefix, read_tables
+from shardline.pipelines.tables import check_tables, error_prefix, read_settings_file
+from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
 TABLE = "schedules"
@@ -66,10 +66,6 @@ class DeclaredSchedule(Schedule):
     def __post_init__(self) -> None:
         if not self.display_name.strip() or '"' in self.display_name:
             raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
-        try:
-            json.dumps(dict(self.parameters), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"parameters must be JSON values: {error}") from None
 
 
 def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
@@ -81,16 +77,23 @@ def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
     Raises:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
     """
-    declared = {}
-    for name, table in read_tables(path, TABLE, DeclaredSchedule).items():
-        if not table["pipeline"].startswith("https://"):
-            table["pipeline"] = str(path.parent / table["pipeline"])
-        with error_prefix(f"{path}: {TABLE}.{name}: "):
-            if params := table.get("params"):
-                table["parameters"] = read_parameters(path.parent / params) | dict(
-                    table.get("parameters", {})
-                )
-            declared[name] = DeclaredSchedule(display_name=name, **table)
+    content, declared = read_settings_file(path, TABLE), {}
+    with error_prefix(f"{path}: "):
+        tables = content.pop(TABLE, {})
+        if content:
+            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{TABLE}.NAME]")
+        check_tables({TABLE: tables})
+        check_tables(tables, f"{TABLE}.")
+        for name, item in tables.items():
+            table = read_fields(DeclaredSchedule, item, f"{TABLE}.{name}.", leave_out=("display_name",))
+            if not table["pipeline"].startswith("https://"):
+                table["pipeline"] = str(path.parent / table["pipeline"])
+            with error_prefix(f"{TABLE}.{name}: "):
+                own = table.get("parameters", {})
+                check_json({"parameters": own})
+                if params := table.get("params"):
+                    table["parameters"] = {**read_parameters(path.parent / params), **own}
+                declared[name] = DeclaredSchedule(display_name=name, **table)
     return declared
 
 
@@ -322,11 +325,6 @@ def _read(message: Any) -> Existing:
     content: dict[str, Any] = json_format.MessageToDict(type(message).pb(message))
     values = {name: value for name, value in content.items() if value not in (0, False, "", "0")}
     return {"state": "", **values}
-
-
-def parse_time(text: str | None) -> datetime.datetime | None:
-    """Returns a time of the API's JSON; None where there is none."""
-    return datetime.datetime.fromisoformat(text) if text else None
 
 
 def _digest(content: Any) -> str:
