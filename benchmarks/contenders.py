@@ -55,8 +55,7 @@ def decoded(source: str, out: Path, processes: int) -> Work:
 def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
     from google_crc32c import value
 
-    from shardline.components.preprocess.tfrecord.example import entries
-    from shardline.components.preprocess.tfrecord.framing import image_start, mask
+    from shardline.components.preprocess.tfrecord import entries, image_start, mask
 
     items = _shuffled(source)
     labels = [entries({"label": label}) for label in range(CLASSES)]

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardline.components.preprocess.plan.digests import find_repeated
 from shardline.components.preprocess.plan.plan import Plan
+from shardline.components.preprocess.plan.records import find_repeated
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import Example, Span

@@ -252,7 +252,7 @@ def _check_rules(gate: GateSettings, data: PreprocessSettings) -> None:
     """Refuses a rule about a metric that the labels do not have, if they are known before preprocessing."""
     known = data.known_labels
     if not known and (gate.rules or gate.min_accuracy):
-        from shardline.components.preprocess.plan.source_checks import check_labels
+        from shardline.components.preprocess.plan.survey import check_labels
 
         # Other sources are read from end to end for their labels.
         if data.source.startswith("table:") or is_plugin(data.source):

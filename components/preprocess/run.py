@@ -21,15 +21,14 @@ from pathlib import Path
 from shardline.components.preprocess import work_directory
 from shardline.components.preprocess.plan import plan as plans
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
-from shardline.components.preprocess.plan.source_checks import check_anomalies
-from shardline.components.preprocess.plan.survey import Rejected, survey
+from shardline.components.preprocess.plan.survey import Rejected, check_anomalies, survey
 from shardline.components.preprocess.process_pool import Processes
 from shardline.components.preprocess.schema import schema as schemas
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import finish as finishing
-from shardline.components.preprocess.write import markers, shard_writer
+from shardline.components.preprocess.write import shard_writer
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
@@ -205,7 +204,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
         work.begin()
-        markers.remove_other_markers(plan, work)
+        finishing.remove_other_markers(plan, work)
         for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
             path.unlink()
         plan.save(work.plan)
@@ -236,7 +235,7 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
 
 
 def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
-    manifest = finishing.describe(plan, work)
+    manifest = finishing.make_manifest(plan, work)
     work.publish(manifest)
     work.remove()
     _report(manifest)
@@ -248,9 +247,8 @@ def _report(manifest: Manifest) -> None:
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
     messages = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
-        messages.append(
-            f"label: {markers.describe(label, [split.labels[label.name] for split in splits.values()])}"
-        )
+        tallies = [split.labels[label.name] for split in splits.values()]
+        messages.append(f"label: {finishing.describe_label(label, tallies)}")
     messages += [
         f"warning: {reason}: it cannot judge a model; choose other shares or another split"
         for reason in manifest.find_constant("test")

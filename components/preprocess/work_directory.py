@@ -8,7 +8,7 @@ Everything in it can be read by another process or a later run:
     keys                hashes of the keys, where the records' digests are of the content
     buckets/, rows/SHARD   records of the survey, and of one shard, in order
     SHARD               a complete shard that is not yet part of a dataset
-    done/SHARD.mark     completion markers of shards, with hashes of their contents (`write.markers`)
+    done/SHARD.mark     completion markers of shards, with hashes of their contents (`write.finish`)
     rejected.jsonl, examples.keys   files of the dataset
     publishing          fingerprint of the dataset whose shards are moved to OUT; empty in a bucket (`begin`)
 

@@ -206,8 +206,8 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import google_crc32c
     import tensorflow as tf
 
-    from shardline.components.preprocess.tfrecord.example import parse
-    from shardline.components.preprocess.write.markers import tally
+    from shardline.components.preprocess.tfrecord import parse
+    from shardline.components.preprocess.write.finish import tally
     from shardline.components.validate.export.export import take_samples
 
     out.mkdir()

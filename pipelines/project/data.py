@@ -118,7 +118,7 @@ def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[st
 
 
 def _inspect_table(path: str, label: str, kind: str) -> Data:
-    from shardline.components.preprocess.plan.digests import are_rows_alike  # numpy
+    from shardline.components.preprocess.plan.records import are_rows_alike  # numpy
 
     table = open_table(path)[0]
     target = _target(path, label, table.types)

@@ -16,7 +16,7 @@ from sklearn import datasets
 from shardline.components.preprocess.inspect import profile, read_values, stats
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.tfrecord.framing import read_records
+from shardline.components.preprocess.tfrecord import read_records
 from shardline.components.validate.metrics import drift
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess.plan import digests
+from shardline.components.preprocess.plan import records
 from shardline.trainer.data.manifest import SPLITS
 from tests.helpers.preprocessing import read, read_all, run, write_images
 
@@ -26,7 +26,7 @@ def images(tmp_path: Path) -> Path:
 def test_duplicates_are_named(
     tmp_path: Path, images: Path, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_HASHES_IN_MEMORY", together)
+    monkeypatch.setattr(records, "_HASHES_IN_MEMORY", together)
     manifest = run(f"images:{images}", tmp_path / "out")
     splits: dict[bytes, set[str]] = {}
     keys: dict[bytes, list[str]] = {}

@@ -17,7 +17,7 @@ from google.cloud.storage import Client
 
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.tfrecord.example import serialize
+from shardline.components.preprocess.tfrecord import serialize
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import prefetch, remote_files
 from shardline.trainer.base import progress

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.preprocess.plan.source_checks import check_labels
+from shardline.components.preprocess.plan.survey import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source

@@ -9,7 +9,7 @@ import pytest
 
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.plan.source_checks import check_labels
+from shardline.components.preprocess.plan.survey import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import directories, open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source

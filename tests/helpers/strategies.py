@@ -21,9 +21,9 @@ import yaml
 from hypothesis import strategies as st
 from PIL import Image
 
+from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.inspect import stats
-from shardline.components.preprocess.tfrecord import framing
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVING
@@ -168,12 +168,12 @@ def _records() -> bytes:
     for size in (10, 100, 1000):
         start, data = size.to_bytes(8, "little"), bytes(range(250)) * 4
         for part in (start, data[:size]):
-            made += part + framing.mask(google_crc32c.value(part))
+            made += part + tfrecord.mask(google_crc32c.value(part))
     return made
 
 
 def _read_records(path: Path) -> Any:
-    return list(framing.read_records(path, compression=framing.detect_compression(path)))
+    return list(tfrecord.read_records(path, compression=tfrecord.detect_compression(path)))
 
 
 def _store_image(encoded: bytes) -> Any:

@@ -13,7 +13,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.preprocess.tfrecord.example import (
+from shardline.components.preprocess.tfrecord import (
+    NO_IMAGE,
     FeatureEntries,
     entries,
     locate,
@@ -22,7 +23,6 @@ from shardline.components.preprocess.tfrecord.example import (
     parse,
     serialize,
 )
-from shardline.components.preprocess.tfrecord.framing import NO_IMAGE
 from shardline.components.preprocess.write.shard_writer import ShardFile
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.features import Feature

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.components.preprocess.plan.source_checks import Targets
+from shardline.components.preprocess.plan.survey import Targets
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LabelSetting
-from shardline.components.preprocess.write.markers import describe, tally
+from shardline.components.preprocess.write.finish import describe_label, tally
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.data.features import Label, Tally, find_constant
 
@@ -188,8 +188,8 @@ def test_parts_of_a_dataset_add_up() -> None:
 
 def test_a_label_is_described_in_a_line() -> None:
     spread = tally(PRICE, [[3.25], [88.0]])
-    assert describe(PRICE, [spread]) == "price, regression, 3.25 to 88 USD"
-    assert describe(KIND, [Tally((1, 1))]) == "kind, class of 2: a, b"
+    assert describe_label(PRICE, [spread]) == "price, regression, 3.25 to 88 USD"
+    assert describe_label(KIND, [Tally((1, 1))]) == "kind, class of 2: a, b"
 
 
 def test_a_split_in_which_one_answer_is_always_right_cannot_judge() -> None:

@@ -7,15 +7,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shardline.components.preprocess.plan.digests import (
+from shardline.components.preprocess.plan.plan import shard_count, split_among_shards
+from shardline.components.preprocess.plan.records import (
+    Numbers,
     SplitCodes,
     StratifiedSplit,
     assign_splits,
     choose_split,
     digests,
 )
-from shardline.components.preprocess.plan.plan import shard_count, split_among_shards
-from shardline.components.preprocess.plan.records import Numbers
 from shardline.trainer.data.manifest import SPLITS
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}

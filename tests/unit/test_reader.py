@@ -12,8 +12,8 @@ import google_crc32c
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.tfrecord import framing
-from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
+from shardline.components.preprocess import tfrecord
+from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.base.errors import BadRecordError, SourceError
 
 RECORDS = [b"", b"x", os.urandom(800), os.urandom(3 << 20), b"\x00" * 100, b"last"]
@@ -39,7 +39,7 @@ def sound(path: Path, compression: str = "") -> Iterator[Record]:
 def test_records_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, block: int
 ) -> None:
-    monkeypatch.setattr(framing, "_BLOCK", block)
+    monkeypatch.setattr(tfrecord, "_BLOCK", block)
     records = RECORDS if block > 11 else [record for record in RECORDS if len(record) < 1000]
     path = write(tmp_path / "records", records, compression)
     assert detect_compression(path) == compression

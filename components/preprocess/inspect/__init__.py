@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.preprocess.process_pool import Report
-from shardline.components.preprocess.tfrecord.example import parse
-from shardline.components.preprocess.tfrecord.framing import read_records
+from shardline.components.preprocess.tfrecord import parse, read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
 from shardline.trainer.data.manifest import Shard
 

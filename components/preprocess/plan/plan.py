@@ -14,16 +14,17 @@ import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.digests import (
+from shardline.components.preprocess.plan.image_locations import ImageLocation
+from shardline.components.preprocess.plan.records import (
+    Numbers,
+    Records,
     SplitCodes,
     StratifiedSplit,
-    blocks,
     digests,
     find_repeated,
+    hash_blocks,
     points_from_key_hashes,
 )
-from shardline.components.preprocess.plan.image_locations import ImageLocation
-from shardline.components.preprocess.plan.records import Numbers, Records
 from shardline.components.preprocess.plan.survey import Survey
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -229,7 +230,7 @@ def _stratified_split(found: Survey) -> StratifiedSplit:
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
-    groups = find_repeated(blocks(work.keys), sum(found.codes), work.path)
+    groups = find_repeated(hash_blocks(work.keys), sum(found.codes), work.path)
     equal = {value for hashes, _ in groups for value in hashes.tolist()}
     if not equal:
         return

@@ -17,8 +17,15 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, override_types
-from shardline.components.preprocess.sources.csv_text import NO_TYPES, Batch, CsvScan, Types
+from shardline.components.preprocess.sources.columns import (
+    NO_TYPES,
+    Batch,
+    CsvScan,
+    TypedColumns,
+    Types,
+    as_lists,
+    override_types,
+)
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import remote_files

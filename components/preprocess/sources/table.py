@@ -12,8 +12,7 @@ from typing import Any
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LARGEST_CLASS, LARGEST_FLOAT
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
-from shardline.components.preprocess.sources.csv_text import Types
+from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, Types, open_table
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
 from shardline.components.preprocess.time_split import TimeSplit, parse_time, time_feature
 from shardline.components.storage import remote_files

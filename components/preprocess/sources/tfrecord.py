@@ -15,21 +15,30 @@ import xxhash
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LARGEST_CLASS
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
-from shardline.components.preprocess.sources.csv_text import Batch, CsvScan, is_wide
+from shardline.components.preprocess.sources.columns import (
+    FAULT,
+    ROW,
+    SPLIT,
+    Batch,
+    CsvScan,
+    TypedColumns,
+    is_wide,
+)
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.tfrecord.example import (
+from shardline.components.preprocess.tfrecord import (
     Kind,
+    Record,
     Value,
     ValuePosition,
+    detect_compression,
     locate,
     only_span,
     only_value,
     parse,
+    read_records,
     values,
 )
-from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable

@@ -30,11 +30,9 @@ from shardline.components.preprocess.plan.records import Records
 from shardline.components.preprocess.plan.survey import Rejected, Survey
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.sources.example import changed_error
-from shardline.components.preprocess.tfrecord.example import entries, key_head
-from shardline.components.preprocess.tfrecord.framing import NO_IMAGE, image_start, mask
+from shardline.components.preprocess.tfrecord import NO_IMAGE, entries, image_start, key_head, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import markers
-from shardline.components.preprocess.write.markers import Images, LabelCounts, Marker
+from shardline.components.preprocess.write.finish import Images, LabelCounts, Marker, write_marker
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, RunError
@@ -82,7 +80,7 @@ class ShardWriter:
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
             marker = Marker(identity, surveyed, written, counts.tallies(), images)
             self._work.add_shard(temporary, shard.file)
-            markers.write(self._work, marker, b"".join(hashes))
+            write_marker(self._work, marker, b"".join(hashes))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
