@@ -17,8 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from shardline.components.storage.bucket import parse_uri
-from shardline.components.storage.prefetch import with_retries
+from shardline.components.storage.bucket import parse_uri, with_retries
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError, ShardlineError, SourceError

@@ -11,8 +11,8 @@ import pytest
 import requests
 from google.api_core import exceptions
 
-from shardline.components.storage import prefetch
-from shardline.components.storage.prefetch import ordered_map, with_retries
+from shardline.components.storage import bucket
+from shardline.components.storage.bucket import ordered_map, with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
 
 
 def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "RETRY_S", 0.05)
+    monkeypatch.setattr(bucket, "RETRY_S", 0.05)
 
     def read(item: str) -> str:
         raise ConnectionError("injected")
@@ -109,7 +109,8 @@ def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPa
         with_retries(read, "there")
 
 
-def test_large_results_are_held_within_the_buffer() -> None:
+def test_large_results_are_held_within_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "BUFFER_BYTES", 10_000)
     lock, held, most = threading.Lock(), 0, 0
 
     def read(number: int) -> bytes:
@@ -119,7 +120,7 @@ def test_large_results_are_held_within_the_buffer() -> None:
             most = max(most, held)
         return bytes(1000)
 
-    for _ in ordered_map(read, range(300), buffer_bytes=10_000):
+    for _ in ordered_map(read, range(300)):
         with lock:
             held -= 1
     assert most <= 20  # some are asked for before the size of any is known

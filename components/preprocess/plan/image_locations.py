@@ -24,7 +24,7 @@ from shardline.components.preprocess.sources.example import (
     read_remote,
 )
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import TruncatedError, ordered_map
+from shardline.components.storage.bucket import TruncatedError, ordered_map
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError, SourceError
 

@@ -29,7 +29,7 @@ from shardline.components.preprocess.sources.columns import (
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import with_retries
+from shardline.components.storage.bucket import with_retries
 from shardline.components.text import size as size_text
 from shardline.components.vertex.refusals import platform_error
 from shardline.trainer.base.errors import ShardlineError, SourceError

@@ -13,8 +13,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import parse_uri
-from shardline.components.storage.prefetch import TruncatedError, is_transient, ordered_map, with_retries
+from shardline.components.storage.bucket import (
+    TruncatedError,
+    is_transient,
+    ordered_map,
+    parse_uri,
+    with_retries,
+)
 from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Scalar
 
