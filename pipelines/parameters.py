@@ -10,7 +10,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -274,43 +273,36 @@ def load_study(path: Path) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class Proofs:
-    """Runs on this machine that prove a pipeline, and whether one must have succeeded (--proven)."""
+def describe_proof(
+    runs_dir: Path, required: bool, content: bytes, values: Mapping[str, Any] | None = None
+) -> str:
+    """Returns in one line whether a file of this content has run on this machine, and the outcome.
 
-    runs_dir: Path
-    required: bool = False
+    It names the run that succeeded with most of `values` (all parameters of the run to come), or else the
+    newest, and the parameters that had other values. Raises PipelineError where a success is `required`
+    (--proven) and there is none.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    same = [record for record in local_runs(runs_dir, 1000) if record.sha256 == digest]
 
-    def describe(self, content: bytes, values: Mapping[str, Any] | None = None) -> str:
-        """Returns in one line whether a file of this content has run here, and the outcome.
+    def others(record: RunRecord) -> list[str]:
+        return [key for key, value in sorted((values or {}).items()) if record.parameters.get(key) != value]
 
-        It names the run that succeeded with most of `values` (all parameters of the run to come), or else the
-        newest, and the parameters that had other values. Raises PipelineError where a success is required and
-        there is none.
-        """
-        digest = hashlib.sha256(content).hexdigest()
-        same = [record for record in local_runs(self.runs_dir, 1000) if record.sha256 == digest]
-
-        def others(record: RunRecord) -> list[str]:
-            return [
-                key for key, value in sorted((values or {}).items()) if record.parameters.get(key) != value
-            ]
-
-        # Runs that ended as unchanged come last: they prove least.
-        succeeded = sorted(
-            (record for record in same if record.state == SUCCEEDED),
-            key=lambda record: (record.verdict == "unchanged", len(others(record))),
+    # Runs that ended as unchanged come last: they prove least.
+    succeeded = sorted(
+        (record for record in same if record.state == SUCCEEDED),
+        key=lambda record: (record.verdict == "unchanged", len(others(record))),
+    )
+    if not same:
+        line = f"this file (sha256 {digest[:12]}) has not run here, in {runs_dir}"
+    else:
+        times = "once" if len(same) == 1 else f"{len(same)} times"
+        run = [*succeeded, *same][0]
+        outcome = ", ".join(filter(None, (run.verdict, quality(run.metrics))))
+        line = f"this file has run here {times}: {run.name} {run.state} ({outcome or 'no verdict'})"
+        line += f", with other values of {', '.join(named)}" if (named := others(run)) else ""
+    if required and not succeeded:
+        raise PipelineError(
+            f"{line}; --proven requires a run that succeeded: 'shardline run PIPELINE' starts one"
         )
-        if not same:
-            line = f"this file (sha256 {digest[:12]}) has not run here, in {self.runs_dir}"
-        else:
-            times = "once" if len(same) == 1 else f"{len(same)} times"
-            run = [*succeeded, *same][0]
-            outcome = ", ".join(filter(None, (run.verdict, quality(run.metrics))))
-            line = f"this file has run here {times}: {run.name} {run.state} ({outcome or 'no verdict'})"
-            line += f", with other values of {', '.join(named)}" if (named := others(run)) else ""
-        if self.required and not succeeded:
-            raise PipelineError(
-                f"{line}; --proven requires a run that succeeded: 'shardline run PIPELINE' starts one"
-            )
-        return line
+    return line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,9 @@ _MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 200
 
 
-@dataclass(frozen=True)
-class PipelineFile:
-    """File with a compiled pipeline.
-
-    Attributes:
-        spec: The pipeline spec (IR) with root, components, deploymentSpec and pipelineInfo.
-        platforms: Settings for other platforms, by name, which a second YAML document has.
-    """
-
-    spec: dict[str, Any]
-    platforms: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def other_platform_features(self) -> list[str]:
-        """Features of tasks on other platforms, such as secretAsEnv; a workspace belongs to the pipeline."""
-        tasks = [mapping_at(spec, "deploymentSpec", "executors") for spec in self.platforms.values()]
-        return sorted({kind for task in tasks for label in task for kind in mapping_at(task, label)})
-
-
 def load_pipeline(path: Path) -> dict[str, Any]:
     """Returns the pipeline spec (IR) of a file to run here; raises as `parse_file` does."""
-    return parse_file(read_pipeline(path), path).spec
+    return parse_file(read_pipeline(path), path)[0]
 
 
 def read_pipeline(path: Path) -> bytes:
@@ -62,18 +42,19 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
 
     Raises PipelineError as `parse_file` does, and where the file has a second document.
     """
-    file = parse_file(content, path)
-    if file.platforms:
+    spec, platforms = parse_file(content, path)
+    if platforms:
         raise PipelineError(
-            f"{path} holds 2 YAML documents, the second with settings for {', '.join(file.platforms)}; "
+            f"{path} holds 2 YAML documents, the second with settings for {', '.join(platforms)}; "
             "Vertex AI takes one: compile without them"
         )
-    return file.spec
+    return spec
 
 
-def parse_file(content: bytes | str, path: Path) -> PipelineFile:
+def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parses the content of the file `path`, any compiled pipeline.
 
+    Returns the pipeline spec (IR), and the settings for other platforms, by name, of a second YAML document.
     Raises PipelineError when it is not one, its structure is not the compiler's, or it cannot run by itself.
     """
     documents = _documents(content, path)
@@ -109,7 +90,7 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
             f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only hold "
             "its settings for another platform"
         )
-    return PipelineFile(spec, platforms)
+    return spec, platforms
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
@@ -165,14 +146,6 @@ def all_tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the tasks of all DAGs of a pipeline, each after its name."""
     for component in (spec["root"], *mapping_at(spec, "components").values()):
         yield from mapping_at(component, "dag", "tasks").items()
-
-
-def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
-    """Whether a task runs after others have failed (exit handlers, ignore_upstream_failure)."""
-    return any(
-        task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
-        for _, task in all_tasks(spec)
-    )
 
 
 # The structure of a pipeline spec, as far as rules rely on it; `_EACH` is any key of a mapping.

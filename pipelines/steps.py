@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import docstring_parser
@@ -73,25 +74,21 @@ def make_pipeline(
     return dsl.pipeline(name=name, description=description)(pipeline)
 
 
-def component_factory(settings: Settings) -> Callable[..., Any]:
-    """Returns a function that makes a component of a function; the image has KFP: tasks install nothing."""
-
-    def make(function: Callable[..., Any]) -> Any:
-        return dsl.component(function, base_image=settings.image, install_kfp_package=False)
-
-    return make
+def make_component(settings: Settings, function: Callable[..., Any]) -> Any:
+    """Returns a component of a function; the image has KFP: its tasks install nothing."""
+    return dsl.component(function, base_image=settings.image, install_kfp_package=False)
 
 
 def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
     """Returns a function that makes a component of a function, whose tasks run on the machine of a table.
 
-    The components take their inputs as keywords, like those of `component_factory`.
+    The components take their inputs as keywords, like those of `make_component`.
     """
-    component = component_factory(settings)
+    make = partial(make_component, settings)
     if not machine.machine_type:
-        return lambda function: lambda **inputs: machine.apply(component(function)(**inputs))
+        return lambda function: lambda **inputs: machine.apply(make(function)(**inputs))
     job = _single_replica_job(settings.train, machine)
-    return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
+    return lambda function: lambda **inputs: machine.schedule(custom_job(make(function), job)(**inputs))
 
 
 def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
@@ -148,7 +145,7 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
         return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
-    component = component_factory(settings)(conclude)
+    component = make_component(settings, conclude)
     component.component_spec.implementation.container.env = settings.tracking.environment
     return component(
         job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
@@ -164,7 +161,7 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
 
     `name` is that of the whole pipeline, for labels.
     """
-    train_op = custom_job(component_factory(settings)(train), settings.train, {"pipeline": name})
+    train_op = custom_job(make_component(settings, train), settings.train, {"pipeline": name})
     # Compared with the present champion: never cached, nor are later tasks.
     export_validate_op = on_machine(settings, settings.validate.uncached())(export_validate)
 

@@ -58,10 +58,7 @@ def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def split_pairs(
-    texts: Iterable[str],
-    option: str,
-    error: type[ShardlineError] = SettingsError,
-    form: str = "NAME=VALUE",
+    texts: Iterable[str], option: str, error: type[ShardlineError] = SettingsError, form: str = "NAME=VALUE"
 ) -> dict[str, str]:
     """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that occurs twice."""
     found: dict[str, str] = {}

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shardline.components.vertex.payload import PLACEHOLDER, whole
+from shardline.components.vertex.payload import PLACEHOLDER
+from shardline.trainer.base.deserialize import restore_integers
 
 _PACKAGES = ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types")
 #: What the client's errors mean, which name no field.
@@ -50,7 +51,7 @@ def refusals(content: Mapping[str, Any]) -> Iterator[str]:
     A text in the place of a list is refused, too: the client makes a list of its letters.
     """
     kind = "HyperparameterTuningJob" if "trial_job_spec" in content else "CustomJob"
-    yield from _refusals(kind, whole(dict(content)), "", lambda value: value)
+    yield from _refusals(kind, restore_integers(dict(content)), "", lambda value: value)
 
 
 def _refusals(kind: str, value: Any, path: str, wrap: Callable[[Any], Any]) -> Iterator[str]:

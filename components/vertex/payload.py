@@ -63,15 +63,6 @@ def whole_number(value: Any) -> int | None:
     return int(number) if number.is_integer() else None
 
 
-def whole(value: Any) -> Any:
-    """Returns a JSON value with whole floats as integers, as the platform writes them."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    return [whole(item) for item in value] if isinstance(value, list) else value
-
-
 def without_empty(content: Any) -> Any:
     """Returns a payload as the launcher sends it: without zeros, empty texts, lists and objects."""
     # The launcher's own function: the job is the one that the API would receive.

@@ -79,4 +79,4 @@ def check_run(
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
-    return Pipeline(parse_file(content, path).spec, given)
+    return Pipeline(parse_file(content, path)[0], given)

@@ -17,9 +17,9 @@ from shardline.components.vertex.payload import (
     list_at,
     literal_string,
     mapping_at,
-    whole,
     without_empty,
 )
+from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import PipelineError
 
 
@@ -266,7 +266,7 @@ def as_text(value: Any) -> str:
         return UNKNOWN_TEXT
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(whole(without_unknown(value)))
+    return value if isinstance(value, str) else json.dumps(restore_integers(without_unknown(value)))
 
 
 def without_unknown(value: Any) -> Any:
@@ -306,7 +306,7 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
         for _ in range(escapes):
             text = json.dumps(text)[1:-1]
         return text
-    return value if isinstance(value, str) else json.dumps(whole(without_unknown(value)))
+    return value if isinstance(value, str) else json.dumps(restore_integers(without_unknown(value)))
 
 
 def payload_of(container: Mapping[str, Any]) -> str:

@@ -50,9 +50,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     help="Name of a feature in the source: image=image/encoded,label=species.",
 )
 @_setting(
-    "label",
-    "Column to predict: regression:fare, class:species, multilabel:tags.",
-    metavar="KIND:COLUMN,...",
+    "label", "Column to predict: regression:fare, class:species, multilabel:tags.", metavar="KIND:COLUMN,..."
 )
 @click.option(
     "--column",
@@ -81,11 +79,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @_setting("encoding", "Encoding of stored images.")
 @_setting("processes", "Writing processes; 0 for one per core.")
 @_setting("on_bad_record", "Stop at an unusable example, or skip it.")
-@_setting(
-    "schema",
-    "Table Schema (JSON) that columns and labels must fit.",
-    metavar="FILE",
-)
+@_setting("schema", "Table Schema (JSON) that columns and labels must fit.", metavar="FILE")
 @click.option(
     "--option",
     "-o",

@@ -62,9 +62,7 @@ def main() -> None:
     "--study", "settings/tune.toml", "Study file of the tuning pipeline (TOML).", in_project="tune.toml"
 )
 @click.option(
-    "--output",
-    type=PATH,
-    help="File to write.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
+    "--output", type=PATH, help="File to write.  [default: compiled/retrain.yaml or compiled/tune.yaml]"
 )
 @click.option("--image", "digest", help="Image instead of the settings', as in NAME@sha256:DIGEST.")
 @click.option("--check", is_flag=True, help="Write nothing; fail if the file is out of date.")
@@ -100,9 +98,7 @@ def compile(
 )
 @click.option("--label", default="", help="Column to predict, as of 'preprocess'.  [default: label]")
 @click.option(
-    "--kind",
-    type=click.Choice(list(KINDS)),
-    help="Kind of examples.  [default: images, or that of the data]",
+    "--kind", type=click.Choice(list(KINDS)), help="Kind of examples.  [default: images, or that of the data]"
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
 def new(directory: Path, data: str | None, label: str, kind: str | None, name: str) -> None:

@@ -151,7 +151,6 @@ def champion() -> None:
 def list_versions(directory: str, as_json: bool) -> None:
     """List versions in CHAMPION_URI, newest first; * is the champion."""
     from shardline.components.model_store import champions
-    from shardline.components.text import table
 
     pointer, _ = champions.require_current(directory)
     versions = champions.versions(directory)[::-1]

@@ -74,12 +74,6 @@ def path_option(
 
 runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-settings_option = click.option(
-    "--settings",
-    type=PATH,
-    help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].  "
-    "[default: settings.toml in a project]",
-)
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +126,11 @@ def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the platform options to a command as plain values: `settings` (a path or None), and texts."""
     for name, text in reversed(_HELP.items()):
         command = click.option(f"--{name.replace('_', '-')}", name, default="", help=text)(command)
-    return settings_option(command)
+    text = (
+        "Settings file (TOML); VERTEX_* variables and options override its table [vertex].  "
+        "[default: settings.toml in a project]"
+    )
+    return click.option("--settings", type=PATH, help=text)(command)
 
 
 def typed(*words: str) -> str:
@@ -165,14 +163,14 @@ def show_table(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --proven and --runs-dir to a command, and passes it `proofs`, the runs on this machine."""
+    """Adds --proven and --runs-dir to a command, and passes it `prove`, which describes runs of a file."""
 
     @click.option("--proven", is_flag=True, help="Refuse a pipeline that has not succeeded on this machine.")
     @runs_dir_option
     @functools.wraps(command)
     def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
-        from shardline.pipelines.parameters import Proofs
+        from shardline.pipelines.parameters import describe_proof
 
-        return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
+        return command(*args, prove=functools.partial(describe_proof, runs_dir, proven), **values)
 
     return with_proofs

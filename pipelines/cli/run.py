@@ -50,17 +50,10 @@ _OUR_RUNS = (*_EVERY_RUN, "numpy", "tensorflow", "keras", "sklearn", "jinja2", "
 
 def _require_local(modules: Iterable[str]) -> None:
     """Raises SettingsError, with the missing modules and the extra, when modules are not installed."""
-    if absent := [name for name in modules if not _is_installed(name)]:
+    if absent := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise SettingsError(
             f"a local run needs {', '.join(absent)}, which is not installed: pip install 'shardline[local]'"
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 @click.command()
@@ -72,11 +65,7 @@ def _is_installed(module: str) -> bool:
 @_network_option
 @_inject_option
 def run(
-    pipeline: Path | None,
-    given: Mapping[str, Any] | None,
-    runs_dir: Path,
-    resume: str | None,
-    **options: Any,
+    pipeline: Path | None, given: Mapping[str, Any] | None, runs_dir: Path, resume: str | None, **options: Any
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine.
 
@@ -127,12 +116,7 @@ def run(
     default=None,
     help="Create shardline.strategy() before the program starts.  [default: if it imports shardline]",
 )
-def launch(
-    program: str,
-    arguments: tuple[str, ...],
-    module: bool,
-    **options: Any,
-) -> None:
+def launch(program: str, arguments: tuple[str, ...], module: bool, **options: Any) -> None:
     """Run a Python program as N replicas.
 
     Each is a process with its TF_CONFIG. The first replica is the chief, the others are workers. Each line of

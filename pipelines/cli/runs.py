@@ -47,7 +47,6 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
-    from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.settings import Environment
 
 
@@ -87,7 +86,7 @@ def submit(
     no_cache: bool,
     continued: str,
     environment: Environment,
-    proofs: Proofs,
+    prove: Callable[..., str],
     **how: bool,
 ) -> None:
     """Start a run of PIPELINE on the platform.
@@ -104,7 +103,7 @@ def submit(
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, location=environment.location)
-    proof = proofs.describe(content, defaults(spec) | parameters)
+    proof = prove(content, defaults(spec) | parameters)
     request = submission.job_request(
         environment,
         spec,
@@ -278,7 +277,7 @@ def explain(run: str, as_json: bool, place: Place) -> None:
 @proof_options
 @functools.partial(environment_options, needed=("registry",))
 def upload(
-    pipeline: Path, tags: tuple[str, ...], as_json: bool, environment: Environment, proofs: Proofs
+    pipeline: Path, tags: tuple[str, ...], as_json: bool, environment: Environment, prove: Callable[..., str]
 ) -> None:
     """Upload PIPELINE, a compiled pipeline, to the registry.
 
@@ -293,7 +292,7 @@ def upload(
     spec = parse_pipeline(content, pipeline)
     refuse_errors(check(Pipeline(spec, aim=Aim.SENT)))
     registry.check_tags(tags)
-    proof = proofs.describe(content)
+    proof = prove(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     done = registry.upload(address, name, pipeline, tags)
     lines = [f"{'uploaded' if done.is_new else 'already in the registry:'} {done.url}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
-    from shardline.pipelines.parameters import Proofs
-    from shardline.pipelines.remote.schedules import DeclaredSchedule, Existing, SchedulePlan
+    from shardline.pipelines.check.rules.schedules import Schedule
+    from shardline.pipelines.remote.schedules import Existing, SchedulePlan
     from shardline.pipelines.settings import Environment
 
 
@@ -49,7 +49,7 @@ def apply(
     check: bool,
     as_json: bool,
     environment: Environment,
-    proofs: Proofs,
+    prove: Callable[..., str],
 ) -> None:
     """Create or update the schedules NAMES as a file declares them.
 
@@ -61,7 +61,7 @@ def apply(
     if check and not dry_run:
         raise click.UsageError("--check needs --dry-run: it reports whether there are changes to make")
     declared = load_schedules(file)
-    wanted = list(_wanted(environment, file, declared, names, proofs))
+    wanted = list(_wanted(environment, file, declared, names, prove))
     known = list_schedules(environment.platform)
     plans, content = [], []
     for item, request, proof in wanted:
@@ -149,10 +149,10 @@ def delete(name: str, as_json: bool, environment: Environment) -> None:
 def _wanted(
     environment: Environment,
     file: Path,
-    declared: dict[str, DeclaredSchedule],
+    declared: dict[str, Schedule],
     names: Sequence[str],
-    proofs: Proofs,
-) -> Iterator[tuple[DeclaredSchedule, dict[str, Any], str]]:
+    prove: Callable[..., str],
+) -> Iterator[tuple[Schedule, dict[str, Any], str]]:
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
@@ -166,7 +166,7 @@ def _wanted(
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, location=environment.location)
-            proof = proofs.describe(content, defaults(spec) | parameters)
+            proof = prove(content, defaults(spec) | parameters)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:

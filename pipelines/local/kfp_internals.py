@@ -2,31 +2,6 @@
 
 Checked with kfp 2.17; tests/e2e/test_kfp_internals.py fails when one of these has changed. Files are in
 kfp/local, unless another path is named.
-
-* `SubprocessRunner` refuses container components, which it recognizes by a word that their command lacks
-  (subprocess_task_handler.py, `validate_not_container_component`): `MARKER` holds that word.
-* It replaces "python3" everywhere in a command, values of parameters included (same file,
-  `replace_python_executable`): `keep_python3_in_texts`.
-* A mere directory called docker in the current directory, which a repository often has, is imported as a
-  namespace package and used as the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
-  ImportError only): `hide_directory_docker`.
-* `import kfp` loads its client and with it that of Kubernetes, more than half of the time that it takes
-  (kfp/__init__.py): `skip_client_import`.
-* Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
-  `pipelinechannel--TASK--NAME`; else the condition counts as false and the pipeline succeeds without its
-  tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_condition`,
-  and `SkippedConditions` for what still cannot be evaluated.
-* Whole numbers inside texts, lists and objects, and items of loops, become floats; null is refused; an
-  unset int fails; placeholders inside lists and objects stay (executor_input_utils.py, placeholder_utils.py,
-  kfp/compiler/pipeline_spec_builder.py): `pass_values_as_the_platform_does`.
-* A loop without items has no outputs to collect (orchestrator/enhanced_dag_orchestrator.py):
-  `collect_from_empty_loops`.
-* A task is tried again after any failure (orchestrator/task_executor.py): `accept_mistakes`.
-* An importer's gs:// becomes /gcs/, although tasks write elsewhere (importer_handler.py, `get_importer_uri`):
-  `resolve_imports_in`.
-* A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
-* Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py), `component_source`,
-  and by another before that, which installs packages in single quotes: `split_installation`.
 """
 
 from __future__ import annotations
@@ -42,17 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardline.components.vertex.payload import whole
 from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from shardline.trainer.base.progress import report
 
 #: Module that runs a component's function.
 EXECUTOR = "kfp.dsl.executor_main"
-#: Argument that makes kfp.local accept any command.
+#: Argument that makes kfp.local accept any command: it refuses container components, which lack this word
+#: (subprocess_task_handler.py, `validate_not_container_component`).
 MARKER = f"--marker={EXECUTOR}"
 
-#: The script that starts a lightweight component, word by word.
+#: The script that starts a lightweight component, word by word (kfp/dsl/component_factory.py); another before
+#: it installs packages.
 _SCRIPT = f"""
 program_path=$(mktemp -d)
 printf "%s" "$0" > "$program_path/ephemeral_component.py"
@@ -76,9 +53,10 @@ def split_installation(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def keep_python3_in_texts() -> None:
-    """Keeps kfp.local from replacing "python3".
+    """Keeps kfp.local from replacing "python3" everywhere in a command, values of parameters included.
 
-    With this interpreter's directory first in PATH, the word already means it.
+    With this interpreter's directory first in PATH, the word already means it (subprocess_task_handler.py,
+    `replace_python_executable`).
     """
     here = os.path.dirname(sys.executable)
     if os.access(os.path.join(here, "python3"), os.X_OK):
@@ -87,14 +65,18 @@ def keep_python3_in_texts() -> None:
 
 
 def hide_directory_docker() -> None:
-    """Makes `import docker` fail where it would find no module."""
+    """Makes `import docker` fail where it would find no module.
+
+    A mere directory of this name, which a repository often has, is imported as a namespace package and used
+    as the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches ImportError only).
+    """
     spec = importlib.util.find_spec("docker")
     if spec is not None and spec.origin is None:
         sys.modules["docker"] = None  # type: ignore[assignment]
 
 
 def skip_client_import() -> None:
-    """Keeps `import kfp` from loading its client, which nothing that runs here needs."""
+    """Keeps `import kfp` from loading its client and that of Kubernetes, over half of its time."""
     client = types.ModuleType("kfp.client")
     client.Client = None  # type: ignore[attr-defined]
     sys.modules.setdefault("kfp.client", client)
@@ -103,7 +85,8 @@ def skip_client_import() -> None:
 def resolve_imports_in(buckets: Path) -> None:
     """Makes importers find objects of buckets in the local directory for /gcs/.
 
-    Where there is none, tasks receive the URI, as from kfp.local, and a line reports it.
+    kfp.local makes /gcs/ of gs://, although tasks write elsewhere (importer_handler.py, `get_importer_uri`).
+    Where there is no such object, tasks receive the URI, as from kfp.local, and a line reports it.
     """
     from kfp.local import importer_handler
 
@@ -124,7 +107,12 @@ def resolve_imports_in(buckets: Path) -> None:
 
 
 def pass_values_as_the_platform_does() -> None:
-    """Makes tasks receive whole numbers, null and resolved texts as such, and unset inputs not at all."""
+    """Makes tasks receive whole numbers, null and resolved texts as such, and unset inputs not at all.
+
+    Otherwise whole numbers inside texts, lists and objects, and items of loops, become floats; null is
+    refused; an unset int fails; placeholders inside lists and objects stay (executor_input_utils.py,
+    placeholder_utils.py, kfp/compiler/pipeline_spec_builder.py).
+    """
     from google.protobuf import json_format, struct_pb2
     from kfp.compiler import pipeline_spec_builder
     from kfp.local import executor_input_utils, placeholder_utils
@@ -147,7 +135,7 @@ def pass_values_as_the_platform_does() -> None:
             if values[name] is None:
                 del values[name]
             elif name not in declared or declared[name].parameter_type != double:
-                values[name] = whole(values[name])
+                values[name] = restore_integers(values[name])
         return content
 
     def resolve_values(executor_input_dict: dict[str, Any], **names: Any) -> dict[str, Any]:
@@ -162,7 +150,7 @@ def pass_values_as_the_platform_does() -> None:
 
 
 def collect_from_empty_loops() -> None:
-    """Makes the outputs of a loop without items empty lists."""
+    """Makes the outputs of a loop without items empty lists (orchestrator/enhanced_dag_orchestrator.py)."""
     from kfp.local.orchestrator import enhanced_dag_orchestrator
 
     stock = enhanced_dag_orchestrator._run_parallel_for_task
@@ -183,7 +171,7 @@ class _MistakeError(Exception):
 
 
 def accept_mistakes() -> None:
-    """Keeps a task that ended with EXIT_BAD_INPUT from being tried again."""
+    """Keeps a task that ended with EXIT_BAD_INPUT from being tried again (orchestrator/task_executor.py)."""
     from kfp.local import status, subprocess_task_handler
     from kfp.local.orchestrator import task_executor
 
@@ -211,7 +199,7 @@ def accept_mistakes() -> None:
 
 
 class SkippedConditions(logging.Handler):
-    """Collects the conditions that kfp.local cannot evaluate, and takes as false."""
+    """Collects the conditions that kfp.local cannot evaluate, and takes for false."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -225,13 +213,17 @@ class SkippedConditions(logging.Handler):
 
 
 def failed_task(text: str) -> str | None:
-    """Returns the name of the inner task whose failure an error of kfp.local reports."""
+    """Returns the name of the task of a nested pipeline whose failure an error of kfp.local reports."""
     match = re.search(r"(?s)Inner task failed: (.*?)\.?$", text)
     return match[1] if match else None
 
 
 def name_outputs_in_condition(task: dict[str, Any]) -> None:
-    """Writes `pipelinechannel--TASK-NAME` in a task's condition as `pipelinechannel--TASK--NAME`."""
+    """Writes `pipelinechannel--TASK-NAME` in a task's condition as `pipelinechannel--TASK--NAME`.
+
+    Otherwise only an output named "Output" is found, a condition on another counts as false, and the pipeline
+    succeeds without its tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313).
+    """
     policy = task.get("triggerPolicy", {})
     for name, item in task.get("inputs", {}).get("parameters", {}).items():
         output = item.get("taskOutputParameter")

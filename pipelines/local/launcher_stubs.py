@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
-from shardline.components.vertex.payload import read_payload
-from shardline.pipelines.local.job.custom_job import parse_payload
+from shardline.pipelines.local.job.custom_job import parse_payload, read_request
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.network import CHOICES
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import PipelineError, RunError
+from shardline.trainer.base.errors import RunError
 from shardline.trainer.base.progress import exit_on_error, report
 
 #: Content of a launcher's gcp_resources.
@@ -85,13 +84,7 @@ def _print_line(name: str, line: str) -> None:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        return dict(read_payload(options.payload))
-    except ValueError as error:
-        raise PipelineError(
-            f"the payload of {options.name} is not JSON ({error}); a double quote or backslash in "
-            "display_name or another text breaks it"
-        ) from None
+    return read_request(options.payload, options.name)
 
 
 def _upload(options: argparse.Namespace) -> None:

@@ -71,10 +71,7 @@ _VALUE_KEYS = frozenset({"defaultValue", "runtimeValue", "executors"})
 
 
 def localize(
-    spec: dict[str, Any],
-    *,
-    created: str = _EPOCH,
-    job_options: Sequence[str] = (),
+    spec: dict[str, Any], *, created: str = _EPOCH, job_options: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Returns a pipeline that kfp.local can run on this machine.
 

@@ -56,13 +56,7 @@ class RunDirectory:
     """
 
     def __init__(
-        self,
-        runs: Path,
-        content: bytes,
-        now: datetime.datetime,
-        *,
-        pipeline: str,
-        **facts: Any,
+        self, runs: Path, content: bytes, now: datetime.datetime, *, pipeline: str, **facts: Any
     ) -> None:
         """Creates the directory in `runs`, named by the time, with an exact copy of the pipeline.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import os
 import select
 import subprocess
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +30,7 @@ from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_file, read_pipeline
+from shardline.pipelines.spec import defaults, parse_file, read_pipeline
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar
@@ -47,11 +45,9 @@ class Execution:
         errors: The errors that tasks have reported.
         tail: The last lines that tasks have printed.
         exit_code: Exit status of the executing process once it has ended.
-        has_exit_tasks: Whether tasks run after another has failed (exit handlers).
     """
 
     directory: Path
-    has_exit_tasks: bool
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
@@ -91,7 +87,7 @@ class Execution:
                 start_new_session=True,
             )
             try:
-                for line in _output(child, self._cannot_succeed):
+                for line in _output(child):
                     if line is None:
                         self._heartbeat.show_if_due(terminal)
                     else:
@@ -141,32 +137,22 @@ class Execution:
                 self._heartbeat.reset()
             terminal.show(event)
 
-    def _cannot_succeed(self) -> bool:
-        # The trainer's fail-fast marker would end the next attempt; here the error ends the run.
-        return not self.has_exit_tasks and any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
 
-
-def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) -> Iterator[str | None]:
-    """Yields the child's lines until it has ended, or some seconds after it cannot succeed any more.
-
-    Yields None at least once a second.
-    """
+def _output(child: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Yields the child's lines until it has ended, and None at least once a second."""
     assert child.stdout is not None
     output = child.stdout.fileno()
     os.set_blocking(output, False)
     buffer = LineBuffer()
-    deadline = math.inf
     with open(os.pidfd_open(child.pid), "rb", 0) as pidfd:
         watched, ready = [output, pidfd.fileno()], []
-        while pidfd.fileno() not in ready and time.monotonic() < deadline:
+        while pidfd.fileno() not in ready:
             ready = select.select(watched, [], [], 1.0)[0]
             yield None
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(output, 1 << 16):
                     yield from buffer.feed(data)
                 watched = [pidfd.fileno()]  # end of file
-            if deadline == math.inf and cannot_succeed():
-                deadline = time.monotonic() + 5.0  # then it is stopped
     yield from buffer.flush()
 
 
@@ -231,8 +217,7 @@ def run_pipeline(
     """
     stream = stream or sys.stdout
     content = read_pipeline(path)
-    file = parse_file(content, path)
-    spec = file.spec
+    spec, platforms = parse_file(content, path)
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     for text in injections:
@@ -248,12 +233,12 @@ def run_pipeline(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     _make_champion_directory(runs_dir, complete)
-    run = Execution(run_directory.directory, has_exit_tasks(spec))
+    run = Execution(run_directory.directory)
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")
             terminal.show(Event("line", "run", f"{name} in {where}"))
-            if missing := _unsupported_features(file):
+            if missing := _unsupported_features(spec, platforms):
                 terminal.show(Event("line", "run", f"not available here: {', '.join(missing)}"))
             run.watch(localized, values, terminal)
             run.raise_failure(terminal)
@@ -306,9 +291,12 @@ def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> N
             path.mkdir(parents=True, exist_ok=True)
 
 
-def _unsupported_features(file: PipelineFile) -> list[str]:
-    executors = Pipeline(file.spec).executors
-    asking = [item for item in executors if mapping_at(item.container, "resources", "accelerator")]
+def _unsupported_features(spec: Mapping[str, Any], platforms: Mapping[str, Any]) -> list[str]:
+    asking = [
+        item for item in Pipeline(spec).executors if mapping_at(item.container, "resources", "accelerator")
+    ]
+    tasks = [mapping_at(item, "deploymentSpec", "executors") for item in platforms.values()]
+    kinds = sorted({kind for task in tasks for label in task for kind in mapping_at(task, label)})
     return [f"the accelerator of {item.where}" for item in asking] + [
-        f"{kind} (of Kubernetes)" for kind in file.other_platform_features
+        f"{kind} (of Kubernetes)" for kind in kinds
     ]

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,27 +48,7 @@ COMPLETED = "COMPLETED"
 NEW = "(the new schedule)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeclaredSchedule(Schedule):
-    """One schedule, [schedules.NAME]; the fields are those of the Vertex AI API.
-
-    Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
-    `params` is a file of parameters, which `parameters` override. settings/schedules.toml.example explains
-    the fields; `paused` None leaves it as it is on the platform.
-    """
-
-    pipeline: str
-    params: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    max_concurrent_active_run_count: int | None = 1
-    paused: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not self.display_name.strip() or '"' in self.display_name:
-            raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
-
-
-def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
+def load_schedules(path: Path) -> dict[str, Schedule]:
     """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
 
     A pipeline that is a file becomes an absolute path, or relative as `path` is. Parameters are those of
@@ -85,7 +65,7 @@ def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
         check_tables({TABLE: tables})
         check_tables(tables, f"{TABLE}.")
         for name, item in tables.items():
-            table = read_fields(DeclaredSchedule, item, f"{TABLE}.{name}.", leave_out=("display_name",))
+            table = read_fields(Schedule, item, f"{TABLE}.{name}.", leave_out=("display_name",))
             if not table["pipeline"].startswith("https://"):
                 table["pipeline"] = str(path.parent / table["pipeline"])
             with error_prefix(f"{TABLE}.{name}: "):
@@ -93,7 +73,7 @@ def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
                 check_json({"parameters": own})
                 if params := table.get("params"):
                     table["parameters"] = {**read_parameters(path.parent / params), **own}
-                declared[name] = DeclaredSchedule(display_name=name, **table)
+                declared[name] = Schedule(display_name=name, **table)
     return declared
 
 
@@ -129,7 +109,7 @@ def run_request(
     return request
 
 
-def schedule_body(declared: DeclaredSchedule, request: Mapping[str, Any]) -> dict[str, Any]:
+def schedule_body(declared: Schedule, request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the declared Schedule in the API's JSON."""
     content = {
         "displayName": declared.display_name,
@@ -213,9 +193,7 @@ def _check_replaceable(name: str, item: Existing) -> None:
         raise foreign_error(item, f"runs the pipeline {found!r}, not {name!r}, and is not replaced", fix)
 
 
-def make_plan(
-    declared: DeclaredSchedule, request: Mapping[str, Any], existing: Iterable[Existing]
-) -> SchedulePlan:
+def make_plan(declared: Schedule, request: Mapping[str, Any], existing: Iterable[Existing]) -> SchedulePlan:
     """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name.
 
     Raises SettingsError when one of these is not Shardline's, or of another pipeline.

@@ -129,5 +129,5 @@ def test_a_payload_that_cannot_run_is_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == EXIT_BAD_INPUT
     assert len(done.stderr.splitlines()) == 1
-    assert "payload is not JSON" in done.stderr
+    assert "the payload of CustomJob is not JSON" in done.stderr
     assert list(tmp_path.iterdir()) == []

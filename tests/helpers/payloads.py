@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from shardline.components.vertex.payload import whole
+from shardline.trainer.base.deserialize import restore_integers
 
 _PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}")
 
@@ -29,7 +29,7 @@ def payload(spec: Mapping[str, Any], executor_input: Mapping[str, Any], known: M
 
     def paste(match: re.Match[str]) -> str:
         value = declared[match.group(1)].get("defaultValue")
-        return value if isinstance(value, str) else json.dumps(whole(value), ensure_ascii=False)
+        return value if isinstance(value, str) else json.dumps(restore_integers(value), ensure_ascii=False)
 
     text = _PARAMETER.sub(paste, template)
     escaped = json.dumps(json.dumps(executor_input, ensure_ascii=False), ensure_ascii=False)[1:-1]

@@ -273,7 +273,7 @@ def test_an_endpoint_and_a_key_are_in_the_region_of_the_run() -> None:
 
 
 def schedule(cron: str = "TZ=Europe/Vienna 0 6 * * 1", **fields: Any) -> Schedule:
-    return Schedule(**{"cron": cron, "max_concurrent_active_run_count": 1, **fields})
+    return Schedule(**{"cron": cron, "display_name": "nightly", "pipeline": "p.yaml", **fields})
 
 
 SCHEDULE_ROWS = [

@@ -19,9 +19,10 @@ from click.testing import CliRunner
 from docs.reference import commands as all_commands
 from docs.reference import reference
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.cli.options import CommandGroup, pairs
+from shardline.pipelines.cli.options import CommandGroup
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import declared_parameters, load_pipeline
+from shardline.pipelines.tables import split_pairs
 from shardline.trainer import task
 from shardline.trainer.base import errors
 from shardline.trainer.base.errors import PipelineError
@@ -82,7 +83,7 @@ def shardline(command: Command) -> None:
         if context.params.get("pipeline") and context.command.name in ("run", "submit"):
             compiled = ROOT / context.params["pipeline"]
             if command.whole and compiled.is_file():
-                given = pairs(context.params["texts"], "--param", PipelineError)
+                given = split_pairs(context.params["texts"], "--param", PipelineError)
                 check_parameters(load_pipeline(compiled), given)
 
 

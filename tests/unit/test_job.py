@@ -97,7 +97,7 @@ def test_the_executor_input_arrives_intact() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ('{"display_name": "a "quoted" name"}', "payload is not JSON"),
+        ('{"display_name": "a "quoted" name"}', "the payload of CustomJob is not JSON"),
         ("[]", "no job_spec"),
         ("{}", "no job_spec"),
         (_payload(), "no job_spec with worker_pool_specs"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.parameters import check_parameters, read_parameters
-from shardline.pipelines.spec import has_exit_tasks, load_pipeline, parse_pipeline
+from shardline.pipelines.spec import load_pipeline, parse_pipeline
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, SettingsError
 
 _TYPES = {
@@ -122,10 +122,3 @@ def test_platform_specific_documents_run_here_and_are_refused_for_the_platform(t
     assert load_pipeline(path)["pipelineInfo"]
     with pytest.raises(PipelineError, match="2 YAML documents, the second with settings for kubernetes"):
         parse_pipeline(content, path)
-
-
-def test_exit_tasks_are_seen() -> None:
-    spec = _spec()
-    assert not has_exit_tasks(spec)
-    spec["root"]["dag"]["tasks"]["t"]["triggerPolicy"] = {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
-    assert has_exit_tasks(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.runs.directory import find_run
-from shardline.pipelines.cli import run as run_commands
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.record import FailedRun
 from shardline.trainer.base import progress
@@ -176,7 +176,8 @@ def test_a_run_is_continued_with_the_copy_of_its_pipeline_or_the_one_given(
 def test_a_run_without_the_extra_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
-    monkeypatch.setattr(run_commands, "_is_installed", lambda module: module != absent)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
 
     result = shardline("run", ROOT / "compiled" / "retrain.yaml", "--runs-dir", tmp_path / "runs")
 

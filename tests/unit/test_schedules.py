@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shardline.components.text import timestamp
+from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.remote.schedules import (
     NEW,
     Action,
-    DeclaredSchedule,
     Existing,
     SchedulePlan,
     load_schedules,
@@ -50,7 +50,7 @@ def write(path: Path, text: str) -> Path:
 def test_schedules_are_read(tmp_path: Path) -> None:
     found = load_schedules(write(tmp_path, RIGHT))
 
-    assert found["every morning"] == DeclaredSchedule(
+    assert found["every morning"] == Schedule(
         display_name="every morning",
         cron="TZ=Europe/Vienna 0 6 * * *",
         pipeline=str(tmp_path / "../compiled/retrain.yaml"),
@@ -117,20 +117,16 @@ ENVIRONMENT = Environment(project="my-project", location="europe-west4", pipelin
 SPEC = pipeline(parameters={"epochs": "NUMBER_INTEGER"})
 
 
-def declared(**fields: Any) -> DeclaredSchedule:
+def declared(**fields: Any) -> Schedule:
     given = {"display_name": "nightly", "cron": "TZ=Europe/Vienna 0 6 * * *", "pipeline": "a.yaml"}
-    return DeclaredSchedule(**{**given, "parameters": {"epochs": 3}, **fields})
+    return Schedule(**{**given, "parameters": {"epochs": 3}, **fields})
 
 
-def request(
-    wanted: DeclaredSchedule, spec: Any = SPEC, environment: Environment = ENVIRONMENT
-) -> dict[str, Any]:
+def request(wanted: Schedule, spec: Any = SPEC, environment: Environment = ENVIRONMENT) -> dict[str, Any]:
     return run_request(environment, spec, wanted.parameters)
 
 
-def existing(
-    wanted: DeclaredSchedule | None = None, number: int = 1, content: Any = None, **fields: Any
-) -> Existing:
+def existing(wanted: Schedule | None = None, number: int = 1, content: Any = None, **fields: Any) -> Existing:
     """Returns a schedule as the platform has it some days after it was made as it is declared."""
     wanted = wanted or declared()
     begin = NOW - datetime.timedelta(days=10)
@@ -144,7 +140,7 @@ def existing(
     }
 
 
-def plan(wanted: DeclaredSchedule, *found: Existing, **context: Any) -> SchedulePlan:
+def plan(wanted: Schedule, *found: Existing, **context: Any) -> SchedulePlan:
     return make_plan(wanted, request(wanted, **context), found)
 
 

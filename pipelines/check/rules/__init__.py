@@ -3,9 +3,5 @@
 It may import `check`, and the parameters and settings of `pipelines`.
 """
 
-from shardline.pipelines.check.rules import (  # noqa: F401  # the rules register themselves
-    containers,
-    jobs,
-    parameters,
-    schedules,
-)
+# They register themselves.
+from shardline.pipelines.check.rules import containers, jobs, parameters, schedules  # noqa: F401

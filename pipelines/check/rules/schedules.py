@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import calendar
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from shardline.pipelines.check.registry import Found, rules
+from shardline.trainer.base.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A schedule, with the field names of the Vertex AI API; settings/schedules.toml.example explains them.
+    """One schedule, [schedules.NAME]; the fields are those of the Vertex AI API.
 
-    None means no limit. A cron expression is "TZ=Europe/Vienna 0 6 * * 1".
+    Its display name is NAME, by which it is found on the platform, and its cron expression begins with a time
+    zone: "TZ=Europe/Vienna 0 6 * * 1". `params` is a file of parameters, which `parameters` override.
+    settings/schedules.toml.example explains the fields; a count of None is no limit, and `paused` None leaves
+    it as it is on the platform.
     """
 
     cron: str
-    max_concurrent_active_run_count: int | None = None
+    display_name: str
+    pipeline: str
+    params: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    max_concurrent_active_run_count: int | None = 1
     max_run_count: int | None = None
-    display_name: str = ""
+    paused: bool | None = None
 
     where = "schedule"  # its name in a finding
+
+    def __post_init__(self) -> None:
+        if not self.display_name.strip() or '"' in self.display_name:
+            raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
 
 
 #: Name, smallest value, largest value, and named values of each field.

@@ -106,19 +106,24 @@ class CustomJob:
         return cls(worker_pools=tuple(map(PoolSpec, pools)), **settings)
 
 
+def read_request(payload: str, kind: str) -> dict[str, Any]:
+    """Reads the --payload of a launcher of this kind as it does; PipelineError when it is not JSON."""
+    try:
+        return dict(read_payload(payload))
+    except ValueError as error:
+        raise PipelineError(
+            f"the payload of {kind} is not JSON ({error}); a double quote or backslash in display_name, "
+            "labels or another text of the job breaks it"
+        ) from None
+
+
 def parse_payload(payload: str, executor_input: str) -> CustomJob:
     """Reads the launcher's --payload as the launcher does, and inserts the executor input.
 
     Raises PipelineError when the payload is not JSON or describes no job that can run here.
     """
     visible = executor_input.replace(EXECUTOR_INPUT_MARKER, "{{$.json_escape[1]}}")
-    try:
-        content = read_payload(payload.replace(EXECUTOR_INPUT_MARKER, json.dumps(visible)[1:-1]))
-    except ValueError as error:
-        raise PipelineError(
-            f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
-            "labels or another field of the job breaks it"
-        ) from None
+    content = read_request(payload.replace(EXECUTOR_INPUT_MARKER, json.dumps(visible)[1:-1]), "CustomJob")
     if why := next(refusals(content), ""):
         raise PipelineError(f"the launcher's client refuses the custom job's payload: {why}")
     job = JobSpec(content)

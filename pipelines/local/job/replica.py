@@ -18,7 +18,7 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.process import start
-from shardline.pipelines.local.process.network import reports_no_network
+from shardline.pipelines.local.process.network import UNREACHABLE
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, progress
@@ -117,7 +117,7 @@ class ReplicaOutput:
     def _handle(self, lines: list[str]) -> None:
         for line in lines:
             event = progress.parse(line)
-            self.reports_no_network = self.reports_no_network or reports_no_network(line)
+            self.reports_no_network = self.reports_no_network or UNREACHABLE.search(line) is not None
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
                 if not self.muted:

@@ -75,10 +75,7 @@ def run_job(
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
         progress.report(topic, f"starting {', '.join(names)}")
-        with (
-            history.recorded(log_directory, topic),
-            start.fork_server_for(list(launches.values())) as forks,
-        ):
+        with history.recorded(log_directory, topic), start.fork_server_for(list(launches.values())) as forks:
 
             def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
                 output = ReplicaOutput(name, log_directory / f"{name}.log", show_line, report)

@@ -186,12 +186,7 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
 
 
 def run_trials(
-    payload: Mapping[str, Any],
-    executor_input: str,
-    logs: Path,
-    *,
-    show_line: ShowLine,
-    network: str,
+    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine, network: str
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 

@@ -26,7 +26,7 @@ CHOICES = ("auto", "isolated", "host")
 #: process that asks for any free one (net.ipv4.ip_local_port_range).
 _FIRST_PORT = 2222
 #: Messages of programs that need another machine, or a service of this one, and have no network.
-_UNREACHABLE = re.compile(
+UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|No address associated with hostname|Could not resolve host|Couldn't resolve host|DNS resolution failed"
     # With the address of a replica, it means that the replica has not started yet, or has ended.
@@ -59,13 +59,11 @@ def job_network(
     reason = ""
     with contextlib.ExitStack() as held:
         if requested == "isolated" or (requested == "auto" and replicas > 1):
-            try:
-                namespaces = held.enter_context(_namespaces())
+            namespaces, reason = held.enter_context(_namespaces())
+            if namespaces:
                 addresses = (f"{processes.HOST}:{_FIRST_PORT + index}" for index in range(replicas))
                 yield tuple(addresses), namespaces
                 return
-            except _UnavailableError as error:
-                reason = str(error)
         if reason and requested == "isolated":
             raise PipelineError(f"the job cannot have a network of its own: {reason}; {REMEDY}")
         reserved = held.enter_context(processes.reserve_ports(replicas))
@@ -86,25 +84,13 @@ def job_network(
 
 def isolation_unavailable() -> str:
     """Returns why jobs cannot have their own network on this machine; "" where they can."""
-    try:
-        with _namespaces():
-            return ""
-    except _UnavailableError as error:
-        return str(error)
-
-
-def reports_no_network(text: str) -> bool:
-    """Whether a line of a program's output reports that there is no network."""
-    return _UNREACHABLE.search(text) is not None
-
-
-class _UnavailableError(Exception):
-    """No network namespace can be created; the message says why."""
+    with _namespaces() as (_, reason):
+        return reason
 
 
 @contextlib.contextmanager
-def _namespaces() -> Iterator[tuple[int, ...]]:
-    """Yields descriptors of new namespaces, in the order in which they are joined."""
+def _namespaces() -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yields descriptors of new namespaces, in the order in which they are joined, or why there are none."""
     own, theirs = socket.socketpair()
     with own:
         with theirs:
@@ -113,10 +99,7 @@ def _namespaces() -> Iterator[tuple[int, ...]]:
             maker = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
         with maker:
             message, descriptors, *_ = socket.recv_fds(own, 1 << 10, 2)
-    if not descriptors:
-        raise _UnavailableError(
-            message.decode() or f"the process that creates it ended with exit code {maker.returncode}"
-        )
+    reason = message.decode() or f"the process that creates it ended with exit code {maker.returncode}"
     with contextlib.ExitStack() as held:
         copies = []
         for descriptor in descriptors:
@@ -124,4 +107,4 @@ def _namespaces() -> Iterator[tuple[int, ...]]:
             copies.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16))
             held.callback(os.close, copies[-1])
             os.close(descriptor)
-        yield tuple(copies)
+        yield tuple(copies), "" if copies else reason

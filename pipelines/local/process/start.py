@@ -156,11 +156,7 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
 
 
 def _request_fork(
-    server: str,
-    program: Program,
-    env: Mapping[str, str],
-    *descriptors: int,
-    grace: int = 0,
+    server: str, program: Program, env: Mapping[str, str], *descriptors: int, grace: int = 0
 ) -> int:
     """Requests a process from the server; returns its guardian's process id, 0 where the server refuses.
 

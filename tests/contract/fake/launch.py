@@ -10,8 +10,8 @@ import json
 import os
 import sys
 
-from shardline.components.vertex.payload import whole
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.trainer.base.deserialize import restore_integers
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     options.setdefault("--executor_input", "{}")
     executor_input = json.dumps(options["--executor_input"])[1:-1]
     # Protobuf's numbers are doubles; the backend writes whole ones without a point.
-    payload = json.dumps(whole(json.loads(options["--payload"])))
+    payload = json.dumps(restore_integers(json.loads(options["--payload"])))
     options |= {
         "--executor_input": _stored(options["--executor_input"]),
         "--payload": payload.replace(EXECUTOR_INPUT_MARKER, executor_input),
