@@ -22,7 +22,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
 from shardline.components.storage import remote_files
-from shardline.components.storage.listing import File, files_below, find_files, match_files
+from shardline.components.storage.remote_files import File, files_below, find_files, match_files
 from shardline.components.text import size as size_text
 from shardline.trainer.base import crash, plugins
 from shardline.trainer.base.errors import ShardlineError, SourceError

@@ -17,7 +17,7 @@ from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.directories import ClassFolders
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.storage import bucket as objects
-from shardline.components.storage import listing
+from shardline.components.storage import remote_files as listing
 from shardline.trainer.base.errors import SourceError
 from tests.helpers.fake_storage import fake_storage
 

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from shardline.components.preprocess.schema.labels import is_number
 from shardline.components.storage import remote_files
-from shardline.components.storage.listing import find_files
+from shardline.components.storage.remote_files import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
 

@@ -18,7 +18,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
 from shardline.components.preprocess.sources.table import TableRows, inside
-from shardline.components.storage import listing, remote_files
+from shardline.components.storage import remote_files
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
@@ -58,7 +58,7 @@ class ClassFolders:
     """Files in a folder per class."""
 
     def __init__(self, root: str) -> None:
-        self._root, self._listing = root, listing.open_listing(root)
+        self._root, self._listing = root, remote_files.open_listing(root)
         folders = []
         for name in self._listing.top():
             if not name.endswith("/"):

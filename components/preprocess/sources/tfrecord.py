@@ -40,7 +40,7 @@ from shardline.components.preprocess.tfrecord import (
     values,
 )
 from shardline.components.storage import remote_files
-from shardline.components.storage.listing import find_files
+from shardline.components.storage.remote_files import find_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature
