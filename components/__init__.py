@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from shardline.trainer.base.plugins import installed_version
 
 if TYPE_CHECKING:
-    from shardline.components.vertex.job import CustomJobSettings
-    from shardline.components.vertex.pools import Cluster, WorkerPool
+    from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 
     configure: Callable[..., Any]
     export_validate: Callable[..., Any]
@@ -75,8 +74,7 @@ def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
     from shardline.components.rehearse.component import rehearse
     from shardline.components.train.component import custom_job, train
     from shardline.components.validate.component import export_validate
-    from shardline.components.vertex.job import CustomJobSettings
-    from shardline.components.vertex.pools import Cluster, WorkerPool
+    from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 
     component = functools.partial(dsl.component, base_image=image, install_kfp_package=False)
     job = job or CustomJobSettings(cluster=Cluster.of(WorkerPool(machine_type="n1-standard-8")))
@@ -107,9 +105,9 @@ class _Package(ModuleType):
         if name in _NAMES:
             return getattr(default(), name)
         if name in ("Cluster", "CustomJobSettings", "WorkerPool"):
-            from shardline.components.vertex import job, pools
+            from shardline.components.vertex import job
 
-            return getattr(job if name == "CustomJobSettings" else pools, name)
+            return getattr(job, name)
         return super().__getattribute__(name)
 
 

@@ -14,8 +14,7 @@ from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.forms import IMAGE, KEY, NETWORK, REGION, Form, check_forms, other_region
-from shardline.components.vertex.job import CustomJobSettings, TaskMachine
-from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.components.vertex.job import Cluster, CustomJobSettings, TaskMachine, WorkerPool
 from shardline.pipelines.tables import (
     check_tables,
     error_prefix,

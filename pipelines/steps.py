@@ -20,8 +20,7 @@ from shardline.components.register.component import (
 from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate
-from shardline.components.vertex.job import CustomJobSettings, TaskMachine
-from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.components.vertex.job import Cluster, CustomJobSettings, TaskMachine, WorkerPool
 from shardline.pipelines.settings import Settings
 
 #: Fields of a run's objects that the pipeline sets itself, or has under another name.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components.deadline import call_within
 from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
-from shardline.components.vertex.client import read_secret
+from shardline.components.vertex.client import call_within, read_secret
 from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError, printable

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
-from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
+from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError

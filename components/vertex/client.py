@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -222,3 +224,24 @@ def platform_errors(action: str) -> Iterator[None]:
                 what = f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {damaged}"
                 raise PlatformError(what) from None
         raise
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Returns what a call returns, or raises what it raises.
+
+    Raises TimeoutError after `seconds`, when the call goes on in a thread that does not outlive the process.
+    A library's own timeout is for each read, of which a slow answer has many.
+    """
+    answer = Future[T]()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="deadline", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"timed out: no whole answer within {seconds:g} s") from None

@@ -11,8 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from shardline.components.rehearse import rehearsal
-from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline

@@ -7,8 +7,7 @@ import yaml
 from kfp import compiler, dsl
 
 from shardline.components.train.component import custom_job
-from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 
 SMALL = WorkerPool(machine_type="n1-standard-4", env={"NOTE": 'a "quoted" \\ {{ x }}\n☃'})
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

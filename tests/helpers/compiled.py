@@ -2,8 +2,7 @@
 
 import yaml
 
-from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.pools import Cluster, WorkerPool
+from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 
 JOB = CustomJobSettings(cluster=Cluster.of(WorkerPool(replica_count=1, machine_type="n1-standard-8")))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
+from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas, variables
 from shardline.trainer.base.errors import PipelineError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE

@@ -22,7 +22,7 @@ from shardline.components.tune.study import (
     read_study,
     read_value,
 )
-from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
+from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.parameters import load_study
 from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import SettingsError, ShardlineError

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from shardline.components.vertex.conversion import refusals
 from shardline.components.vertex.forms import other_region, seconds, wrong_label
 from shardline.components.vertex.payload import (
     is_surely_missing,
     list_at,
     literal_string,
     mapping_at,
+    refusals,
     whole_number,
 )
 from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, Task

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.conversion import refusals
 from shardline.components.vertex.payload import (
     JobSpec,
     PoolSpec,
     list_at,
     mapping_at,
     read_payload,
+    refusals,
     whole_number,
 )
 from shardline.trainer.base.errors import PipelineError
