@@ -6,7 +6,6 @@ from typing import Any
 from kfp import dsl
 
 from shardline.components.configure.component import record_run
-from shardline.components.preprocess.component import finish_dataset, plan_shards, preprocess, write_shards
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import RETRAIN
 from shardline.pipelines.steps import (
@@ -14,6 +13,7 @@ from shardline.pipelines.steps import (
     exit_task,
     make_pipeline,
     on_machine,
+    preprocess_tasks,
     rehearse_task,
     run_arguments,
 )
@@ -32,7 +32,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     source: str = "digits",
     model: str = "mnist_cnn",
     preprocess_processes: int = 0,
-    preprocess_tasks: int = 1,
     history_uri: str = "",
     continue_run: str = "",
     force: bool = False,
@@ -42,7 +41,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
 
     1. Configure: the parameters become three objects, data, training and gate. Without any change since the
        last run in the history, the run ends here.
-    2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
+    2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or, by the settings, many.
     3. Rehearse: all later steps run on a few examples, before their machines cost money.
     4. Train: a CustomJob of one chief and its workers.
     5. Export and validate: the exported model is evaluated on the test split, and the gate decides.
@@ -52,7 +51,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
 
     Args:
         preprocess_processes: Number of processes that write the shards on one machine; 0 for one per core.
-        preprocess_tasks: Number of tasks, each with its own machine, that write the shards.
         history_uri: Directory or gs:// with the history of runs; empty for none, and every run trains.
         continue_run: Run whose checkpoints training continues from, or their directory; empty for none.
         force: Whether to train although nothing has changed.
@@ -62,9 +60,11 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         configured = configure_task(
             settings, source=source, model=model, force=force, history_uri=history_uri, **flat
         ).outputs
-
-        def train_on(dataset: Any) -> None:
-            objects = {"training": configured["training"], "gate": configured["gate"]}
+        objects = {"training": configured["training"], "gate": configured["gate"]}
+        with dsl.If(configured["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
+            dataset = preprocess_tasks(
+                settings, configured["data"], preprocess_processes, fingerprint=configured["fingerprint"]
+            )
             rehearsed = rehearse_task(
                 settings,
                 dataset=dataset,
@@ -83,25 +83,3 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 champion_uri=flat["champion_uri"],
                 **run_arguments(history_uri),
             )
-
-        with dsl.If(configured["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
-            data = {"data": configured["data"], "processes": preprocess_processes}
-            with dsl.If(preprocess_tasks <= 1, name="one-task"):
-                component_op = on_machine(settings, settings.preprocess)(preprocess)
-                train_on(component_op(fingerprint=configured["fingerprint"], **data).outputs["dataset"])
-            with dsl.Else(name="many-tasks"):
-                train_on(_preprocess_in_tasks(settings, preprocess_tasks, data))
-
-
-def _preprocess_in_tasks(settings: Settings, tasks: Any, data: dict[str, Any]) -> Any:
-    """Adds parallel tasks that write a dataset, and returns the dataset.
-
-    They share a directory that another run may be writing to: none of them is cached.
-    """
-    component = on_machine(settings, settings.preprocess.uncached())
-    planned = component(plan_shards)(tasks=tasks, **data)
-    directory = planned.outputs["planned"]
-    with dsl.ParallelFor(planned.outputs["Output"], name="shards") as part:
-        written = component(write_shards)(planned=directory, part=part)
-    finished = component(finish_dataset)(planned=directory).after(written)
-    return finished.outputs["dataset"]

@@ -14,7 +14,13 @@ from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.forms import IMAGE, KEY, NETWORK, REGION, Form, check_forms, other_region
-from shardline.components.vertex.job import Cluster, CustomJobSettings, TaskMachine, WorkerPool
+from shardline.components.vertex.job import (
+    Cluster,
+    CustomJobSettings,
+    PreprocessMachine,
+    TaskMachine,
+    WorkerPool,
+)
 from shardline.pipelines.tables import (
     check_tables,
     error_prefix,
@@ -29,8 +35,9 @@ from shardline.trainer.base.errors import SettingsError
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
-#: The tables of the tasks other than training, and their default machines.
+#: The tables of the tasks other than training.
 _MACHINES = ("preprocess", "validate", "register")
+_WRITERS = PreprocessMachine(cpu=8, memory="32G")
 _LARGE, _SMALL = TaskMachine(cpu=8, memory="32G"), TaskMachine()
 
 
@@ -41,7 +48,7 @@ class Settings:
     Attributes:
         image: Container image of all components and of the trainer.
         train: The custom job of the training step: its machines and scheduling.
-        preprocess: Machine of each task that makes the dataset.
+        preprocess: Machine of each task that makes the dataset, and how many write it.
         validate: Machine of the tasks that rehearse the training, and export and validate the model.
         register: Machine of all other tasks, which compare, upload, deploy and publish.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
@@ -52,7 +59,7 @@ class Settings:
 
     image: str
     train: CustomJobSettings
-    preprocess: TaskMachine = _LARGE
+    preprocess: PreprocessMachine = _WRITERS
     validate: TaskMachine = _LARGE
     register: TaskMachine = _SMALL
     model_upload: ModelUpload | None = None
@@ -111,10 +118,11 @@ def _read_kind(name: str, kind: type[Any], table: dict[str, Any]) -> Any:
         return kind(**values)
 
 
-def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
-    values = read_fields(TaskMachine, table, f"{name}.", whole=False)
+def _read_machine(name: str, table: dict[str, Any]) -> Any:
+    default = getattr(Settings, name)
+    values = read_fields(type(default), table, f"{name}.", whole=False)
     with error_prefix(f"{name}."):
-        return replace(TaskMachine() if "machine_type" in values else getattr(Settings, name), **values)
+        return replace(type(default)() if "machine_type" in values else default, **values)
 
 
 def _read_job(train: Mapping[str, Any]) -> CustomJobSettings:

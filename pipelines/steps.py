@@ -10,6 +10,7 @@ from kfp import dsl
 
 from shardline.components.conclude.component import conclude
 from shardline.components.configure.component import OBJECTS, configure, parameters
+from shardline.components.preprocess.component import finish_dataset, plan_shards, preprocess, write_shards
 from shardline.components.register.component import (
     PROJECT,
     deploy_tasks,
@@ -125,6 +126,25 @@ def configure_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:
         readers=settings.train.cluster.replica_count,
         **inputs,
     )
+
+
+def preprocess_tasks(settings: Settings, data: Any, processes: Any, fingerprint: Any = None) -> Any:
+    """Adds the one task that writes a dataset, or the many of the settings, and returns the dataset.
+
+    It is cached by the fingerprint of its data. Many tasks share a directory that another run may be writing
+    to: none of them is cached.
+    """
+    machine, inputs = settings.preprocess, {"data": data, "processes": processes}
+    if machine.tasks == 1 and fingerprint is not None:
+        return on_machine(settings, machine)(preprocess)(fingerprint=fingerprint, **inputs).outputs["dataset"]
+    component = on_machine(settings, machine.uncached())
+    if machine.tasks == 1:
+        return component(preprocess)(**inputs).outputs["dataset"]
+    planned = component(plan_shards)(tasks=machine.tasks, **inputs)
+    directory = planned.outputs["planned"]
+    with dsl.ParallelFor(planned.outputs["Output"], name="shards") as part:
+        written = component(write_shards)(planned=directory, part=part)
+    return component(finish_dataset)(planned=directory).after(written).outputs["dataset"]
 
 
 def rehearse_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:

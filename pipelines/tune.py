@@ -5,7 +5,6 @@ from typing import Any
 
 from kfp import dsl
 
-from shardline.components.preprocess.component import preprocess
 from shardline.components.tune.component import best_trial, plan_study, tuning_job
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import TUNE
@@ -14,6 +13,7 @@ from shardline.pipelines.steps import (
     exit_task,
     make_pipeline,
     on_machine,
+    preprocess_tasks,
     rehearse_task,
     run_arguments,
 )
@@ -65,8 +65,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
         once = {"history_uri": "", "force": False}
         configured = configure_task(settings, source=source, model=model, **once, **flat).outputs
         # The same source string may hold other data tomorrow: a cached result would be stale.
-        component_op = on_machine(settings, settings.preprocess.uncached())(preprocess)
-        dataset = component_op(data=configured["data"], processes=preprocess_processes).outputs["dataset"]
+        dataset = preprocess_tasks(settings, configured["data"], preprocess_processes)
         rehearsed = rehearse_task(
             settings,
             dataset=dataset,

@@ -283,3 +283,18 @@ class TaskMachine:
         if not self.cache:
             task.set_caching_options(False)
         return task
+
+
+@dataclass(frozen=True)
+class PreprocessMachine(TaskMachine):
+    """Machine of each task that makes the dataset: the table [preprocess].
+
+    Attributes:
+        tasks: Largest number of tasks, each on a machine of its own, that write the shards; 1 to 1,000.
+    """
+
+    tasks: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(vars(self), tasks=(1, 1_000))

@@ -90,7 +90,7 @@ def test_settings_reach_the_worker_pools():
         for name, task in tasks
         if "readers" in task.get("inputs", {}).get("parameters", {})
     }
-    assert readers == {"configure": 4, "rehearse": 4, "rehearse-2": 4}
+    assert readers == {"configure": 4, "rehearse": 4}
 
 
 def test_the_rehearsal_from_the_command_line_has_the_cluster_of_the_job(tmp_path, monkeypatch):
@@ -222,6 +222,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
     [
         ("[preprocess]\ncpu = -1", "takes no machine of cpu = -1"),
         ('[validate]\nmemory = "much"', "takes no machine of .*memory = 'much'"),
+        ("[preprocess]\ntasks = 0", "preprocess.tasks must be"),
         ("[validate]\ndisk = 200", "validate.disk needs a machine_type"),
         ('[validate]\nmachine_type = "n1-standard-8"\ncpu = 8', "validate.machine_type says how many cores"),
         ('[register]\nmachine_type = "n1-standard-8"', "register.machine_type: these tasks are small"),

@@ -52,33 +52,44 @@ def tasks_of(spec, name):
     ]
 
 
+@pytest.fixture(scope="module")
+def in_many_tasks():
+    many = replace(LOCAL, preprocess=replace(LOCAL.preprocess, tasks=3))
+    return yaml.safe_load(compile_pipeline(many))
+
+
 def test_the_steps_and_their_order(spec):
-    """One task preprocesses unless more are asked for; what follows is the same pipeline."""
     assert graph(spec["root"]) == {"exit-handler-1": [], "conclude": ["exit-handler-1"]}
     run = inside(spec, "exit-handler-1")
     (changed,) = set(graph(run)) - {"configure"}
     assert graph(run) == {"configure": [], changed: ["configure"]}
-    (branches,) = graph(inside(spec, "exit-handler-1", changed))
-    both = inside(spec, "exit-handler-1", changed, branches)
-    one, many = (titled(spec, both, title) for title in ("one-task", "many-tasks"))
-    assert graph(one) == {
+    steps = inside(spec, "exit-handler-1", changed)
+    assert graph(steps) == {
         "preprocess": [],
         "rehearse": ["preprocess"],
         "train-and-register": ["preprocess", "rehearse"],
         "record-run": ["train-and-register"],
     }
-    (loop,) = [name for name in graph(many) if name.startswith("for-loop")]
-    assert graph(many) == {
+    follow_up = titled(spec, steps, "train-and-register")
+    assert graph(follow_up) == {"train": [], "export-validate": ["train"], "condition-1": ["export-validate"]}
+    assert graph(titled(spec, follow_up, "blessed")) == {"register": []}
+
+
+def test_many_tasks_write_a_dataset_where_the_settings_say_so(in_many_tasks):
+    changed = titled(in_many_tasks, inside(in_many_tasks, "exit-handler-1"), "changed")
+    steps = graph(changed)
+    (loop,) = [name for name in steps if name.startswith("for-loop")]
+    assert steps == {
         "plan-shards": [],
         loop: ["plan-shards"],
         "finish-dataset": [loop, "plan-shards"],
-        "rehearse-2": ["finish-dataset"],
-        "train-and-register-2": ["finish-dataset", "rehearse-2"],
-        "record-run-2": ["train-and-register-2"],
+        "rehearse": ["finish-dataset"],
+        "train-and-register": ["finish-dataset", "rehearse"],
+        "record-run": ["train-and-register"],
     }
-    follow_up = titled(spec, one, "train-and-register")
-    assert graph(follow_up) == {"train": [], "export-validate": ["train"], "condition-1": ["export-validate"]}
-    assert graph(titled(spec, follow_up, "blessed")) == {"register": []}
+    (task,) = tasks_of(in_many_tasks, "plan-shards")
+    assert task["inputs"]["parameters"]["tasks"] == {"runtimeValue": {"constant": 3.0}}
+    assert check_pipeline(in_many_tasks) == []
 
 
 def test_what_is_conditional_compares_booleans_and_numbers(spec):
@@ -135,8 +146,8 @@ def test_a_cached_dataset_is_one_of_the_same_data(spec):
         "record-run",
     ],
 )
-def test_what_depends_on_more_than_its_inputs_is_not_cached(name, spec):
-    tasks = tasks_of(spec, name)
+def test_what_depends_on_more_than_its_inputs_is_not_cached(name, spec, in_many_tasks):
+    tasks = [*tasks_of(spec, name), *tasks_of(in_many_tasks, name)]
 
     assert tasks
     assert not any(task.get("cachingOptions", {}).get("enableCache") for task in tasks)
@@ -151,7 +162,7 @@ def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spe
         if "componentInputParameter" in value
     }
 
-    assert parameters - looked == {"continue_run", "preprocess_processes", "preprocess_tasks"}
+    assert parameters - looked == {"continue_run", "preprocess_processes"}
     # Each under its own name.
     names = {name for name in configure.__annotations__ if name != "return"}
     assert looked <= names

@@ -113,11 +113,14 @@ def mistaken(tmp_path_factory):
         for number in range(30):
             pixels = random.integers(128 * label, 128 * label + 128, (12, 12, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(directory / "photos" / name / f"{number}.png")
+    yaml = directory / "in tasks.yaml"
+    local = settings.load(ROOT / "settings" / "local.toml")
+    yaml.write_text(compile_pipeline(replace(local, preprocess=replace(local.preprocess, tasks=3))))
     return run(
         directory / "runs",
+        pipeline=(yaml,),
         source=f"images:{directory / 'photos'}",
         model="tests.helpers.models:uncompiled",
-        preprocess_tasks=3,
         history_uri=directory / "history",
     )
 
@@ -149,7 +152,6 @@ def test_a_training_killed_for_good_is_continued_and_a_weak_model_is_not_publish
         source=f"{PLUGINS}.source:Source",
         model=f"{PLUGINS}.model:build_model",
         hparams='{"filters": 4}',
-        preprocess_tasks=3,
         epochs=3,
         min_accuracy=1.0,
     )
