@@ -22,7 +22,7 @@ from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.pipelines.spec import RETRAIN, TUNE, all_tasks, declared_parameters, defaults
+from shardline.pipelines.spec import OWN_PIPELINES, RETRAIN, TUNE, all_tasks, declared_parameters, defaults
 from shardline.pipelines.tables import error_prefix, read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
@@ -181,8 +181,6 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
     return _TYPES[kind][1] if kind in _TYPES else kind
 
 
-#: Names of our own pipelines.
-OWN_PIPELINES = (RETRAIN, TUNE)
 #: Parameters that pipelines of these names must have.
 _RETRAINED = ("source", "model", "preprocess_processes")
 _REQUIRED = {

@@ -14,7 +14,7 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError
 
 #: Names of our own pipelines.
-RETRAIN, TUNE = "retrain", "tune"
+OWN_PIPELINES = RETRAIN, TUNE = "retrain", "tune"
 
 #: Names as the compiler makes them; runs, their directories and ids begin with them.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")

@@ -10,8 +10,8 @@ from shardline.pipelines.check import rules  # noqa: F401  # the rules register 
 from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values
-from shardline.pipelines.spec import defaults, parse_file
+from shardline.pipelines.parameters import check_parameters, check_values
+from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_file
 from shardline.trainer.base.errors import PipelineError
 
 

@@ -22,13 +22,8 @@ from shardline.components.vertex.payload import (
 from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import PipelineError
 
-
-class _Unknown(enum.Enum):
-    UNKNOWN = "known at run time only"
-
-
 #: A value that is known at run time only: another task's output, a loop's item, a required parameter.
-UNKNOWN: Final = _Unknown.UNKNOWN
+UNKNOWN: Final = object()
 
 #: Replacement for such a value inside a text; like the platform's own placeholders, it begins with "{{$".
 UNKNOWN_TEXT = "{{$.unknown}}"

@@ -202,8 +202,7 @@ def train(
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
     from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.parameters import OWN_PIPELINES
-    from shardline.pipelines.spec import defaults, load_pipeline
+    from shardline.pipelines.spec import OWN_PIPELINES, defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,26 +25,14 @@ class Diagnosis:
     The level "warning" says that it may suffice, or could not be checked, "error" that runs will fail.
     """
 
-    what: str
     level: Literal["ok", "warning", "error"]
+    what: str
     found: str
     fix: str = ""
 
 
-def ok(what: str, found: str) -> Diagnosis:
-    """Returns a diagnosis without a problem."""
-    return Diagnosis(what, "ok", found)
-
-
-def warning(what: str, found: str, fix: str) -> Diagnosis:
-    """Returns the diagnosis of something that may suffice, or could not be checked."""
-    return Diagnosis(what, "warning", found, fix)
-
-
-def error(what: str, found: str, fix: str) -> Diagnosis:
-    """Returns the diagnosis of something that makes runs fail."""
-    return Diagnosis(what, "error", found, fix)
-
+#: A diagnosis of each level, from the other fields.
+ok, warning, error = (partial(Diagnosis, level) for level in ("ok", "warning", "error"))
 
 _GIB = 2**30
 #: A replica with TensorFlow takes about half a GiB before it has loaded any data.

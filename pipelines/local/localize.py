@@ -161,10 +161,8 @@ def _is_custom_job(executor: Any) -> bool:
 def localize_value(value: Any, *, created: str = _EPOCH, is_value: bool = True) -> Any:
     """Returns a copy of a parameter's value with the platform's placeholders replaced by local values.
 
-    `is_value` is False for a part of the IR, in which only what is below _VALUE_KEYS are values.
-
-    Raises:
-        PipelineError: When a placeholder has no meaning on this machine.
+    `is_value` is False for a part of the IR, in which only what is below _VALUE_KEYS are values. Raises
+    PipelineError when a placeholder has no meaning on this machine.
     """
     if isinstance(value, list):
         return [localize_value(item, created=created, is_value=is_value) for item in value]
@@ -183,11 +181,7 @@ def localize_value(value: Any, *, created: str = _EPOCH, is_value: bool = True) 
 
 
 def check_runnable(spec: Mapping[str, Any]) -> None:
-    """Refuses a compiled pipeline (IR) with tasks that cannot run here.
-
-    Raises:
-        PipelineError: When there are such tasks; names each of them, and why.
-    """
+    """Refuses a pipeline (IR) with tasks that cannot run here; PipelineError names each of them, and why."""
     missing = [
         f"{item.where} {why}"
         for item in Pipeline(spec).executors

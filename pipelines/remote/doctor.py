@@ -109,11 +109,7 @@ def _ask(
 
 
 def find_image(image: str, environment: Environment, session: AuthorizedSession) -> Diagnosis:
-    """Checks that an image of the settings exists in Artifact Registry.
-
-    Raises:
-        requests.HTTPError: When the registry refuses.
-    """
+    """Checks that an image of the settings exists in Artifact Registry; HTTPError when it refuses."""
     match = _IMAGE.fullmatch(image)
     if match is None:
         return warning(

@@ -52,10 +52,8 @@ def load_schedules(path: Path) -> dict[str, Schedule]:
     """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
 
     A pipeline that is a file becomes an absolute path, or relative as `path` is. Parameters are those of
-    `params`, too.
-
-    Raises:
-        SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
+    `params`, too. Raises SettingsError when the file is missing or no TOML, or a key is unknown, missing,
+    mistyped or wrong.
     """
     content, declared = read_settings_file(path, TABLE), {}
     with error_prefix(f"{path}: "):

@@ -57,11 +57,8 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
     """Uploads a compiled pipeline, unless the registry has it already, and moves the tags to it.
 
     A tag is moved atomically, after the upload of the new version: readers get the old version or the new
-    one. Repeated, it does what is left. `registry` is
-    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY, `package` the pipeline's name there.
-
-    Raises:
-        PlatformError: When the registry refuses or is not reached.
+    one. Repeated, it does what is left. `registry` is https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY,
+    `package` the pipeline's name there. Raises PlatformError when the registry refuses or is not reached.
     """
     client, version = _client(registry), _digest(file.read_bytes())
     is_new = not _find(client, f"look for {package}", client.get_version, package, version)

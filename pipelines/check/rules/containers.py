@@ -26,8 +26,8 @@ from shardline.pipelines.check.pipeline import (
 )
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
-from shardline.pipelines.parameters import OWN_PIPELINES
 from shardline.pipelines.settings import placeholder
+from shardline.pipelines.spec import OWN_PIPELINES
 
 #: Images whose tags do not matter: prebuilt ones of Vertex AI, for which the documentation requires the tag
 #: `latest`, and those of Google Cloud Pipeline Components, which names each version once.

@@ -11,7 +11,8 @@ from typing import Any
 from shardline.components.configure.fingerprint import plugins_of
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.parameters import OWN_PIPELINES, check_parameters, check_values, convert
+from shardline.pipelines.parameters import check_parameters, check_values, convert
+from shardline.pipelines.spec import OWN_PIPELINES
 from shardline.trainer.base.errors import ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
 

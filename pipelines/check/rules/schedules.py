@@ -1,7 +1,6 @@
 """Schedules of the Vertex AI API, their cron expressions, and the rules about them.
 
-A cron expression has five fields with a time zone in front. It is parsed here and not by cronsim, whose
-errors ("Bad minute") do not say what was found and what is allowed.
+A cron expression has five fields with a time zone in front.
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
 #: Gets the name of a replica and each line of its output.
 ShowLine = Callable[[str, str], None]
 
-_EMPTY_SLOT = PoolSpec({"replica_count": 0})
-
 
 @dataclass(frozen=True)
 class CustomJob:
@@ -150,7 +148,7 @@ def _read_pool(index: int, spec: Any) -> PoolSpec:
     pool = PoolSpec({**spec, "replica_count": count})
     # A Reduction Server speeds up nothing on one machine.
     if not count or pool.is_reduction_server:
-        return _EMPTY_SLOT
+        return PoolSpec({"replica_count": 0})
     if not mapping_at(spec, "container_spec"):
         raise PipelineError(
             f"worker pool {index} has no container_spec; only containers can run on this machine"
