@@ -9,8 +9,9 @@ import csv
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE
 URI_VARIABLE, TOKEN_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"
 #: Tag with the name of the run, by which a repeated log finds its run.
 NAME_TAG = "shardline.run"
-_TIMEOUT, _UPLOAD_TIMEOUT_S = "MLFLOW_HTTP_REQUEST_TIMEOUT", 300
+_TIMEOUT, _UPLOAD_TIMEOUT_S, _UPLOAD_S = "MLFLOW_HTTP_REQUEST_TIMEOUT", 300, 3600
 # MLflow's client prints nothing, and does not retry.
 _OPTIONS = {
     _TIMEOUT: "10",
@@ -103,33 +104,38 @@ def _log(
 
         quote = '"' if "'" in name else "'"  # nothing in it can be escaped
         wanted = f"tags.`{NAME_TAG}` = {quote}{name}{quote}"
-        found = call_within(
-            float(os.environ[_TIMEOUT]),
-            lambda: mlflow.search_runs(filter_string=wanted, max_results=1, output_format="list"),
-        )
+        found = _ask(mlflow.search_runs, filter_string=wanted, max_results=1, output_format="list")
         own = {NAME_TAG: name, **{_key(key): value[:_MAX_VALUE] for key, value in (tags or {}).items()}}
-        mlflow.start_run(found[0].info.run_id if found else None, run_name=name, tags=own)
+        known = found[0].info.run_id if found else None
+        run = _ask(mlflow.start_run, known, run_name=name, tags=own).info.run_id
         try:
             settings = {**_read_settings(training), **(parameters or {})}
             given = {_key(key): value for key, value in settings.items() if value not in ("", (), [], {})}
-            mlflow.log_params({key: str(value)[:_MAX_VALUE] for key, value in given.items()})
-            mlflow.log_metrics({_key(key): value for key, value in (metrics or {}).items()})
+            texts = {key: str(value)[:_MAX_VALUE] for key, value in given.items()}
+            _ask(mlflow.log_params, texts, run_id=run)
+            _ask(mlflow.log_metrics, {_key(key): value for key, value in (metrics or {}).items()}, run_id=run)
             if data:
-                _log_dataset(data, settings)
+                _log_dataset(run, data, settings)
             if training:
-                _log_epochs(files.local_path(training))
-            os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
+                _log_epochs(run, files.local_path(training))
             if exported:
-                mlflow.log_artifacts(str(files.local_path(exported)), "model")
+                os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
+                path = str(files.local_path(exported))
+                call_within(_UPLOAD_S, partial(mlflow.log_artifacts, path, "model", run_id=run))
         finally:
-            mlflow.end_run(status)
+            _ask(mlflow.MlflowClient().set_terminated, run, status)
     except Exception as error:  # MLflow raises its own, and those of requests
-        cause = " ".join(str(error).rpartition("(Caused by ")[2].split())[:300]
+        token = os.environ.get(TOKEN_VARIABLE, "")  # which a server may repeat
+        text = str(error) if SECRET.fits(token) else str(error).replace(token or "\0", "***")
+        cause = " ".join(text.rpartition("(Caused by ")[2].split())[:300]
         hint = ": pip install 'shardline[mlflow]'" if isinstance(error, ImportError) else ""
         line = f"warning: cannot log to MLflow at {uri}: {printable(cause)}{hint}"
-        line = re.sub(r"//[^/\s]*@", "//", line)  # without the password of an address
-        token = os.environ.get(TOKEN_VARIABLE, "")  # which a server may repeat
-        report("tracking", line if SECRET.fits(token) else line.replace(token or "\0", "***"))
+        report("tracking", re.sub(r"//[^/\s]*@", "//", line))  # without the password of an address
+
+
+def _ask(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Calls MLflow's client, whose own timeout is for each read of an answer, of which there may be many."""
+    return call_within(float(os.environ[_TIMEOUT]), partial(call, *given, **options))
 
 
 def _key(name: str) -> str:
@@ -141,7 +147,7 @@ def _read_settings(training: str) -> Mapping[str, Any]:
     return files.read_json(path, SettingsError) if training else {}
 
 
-def _log_dataset(data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _log_dataset(run: str, data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     import mlflow
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -150,10 +156,10 @@ def _log_dataset(data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     profile = json.dumps(data, default=str)
     dataset = Dataset(source[:500], digest, "local", json.dumps({"uri": source}), profile=profile)
     inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
-    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, inputs)
+    _ask(mlflow.MlflowClient().log_inputs, run, inputs)
 
 
-def _log_epochs(directory: Path) -> None:
+def _log_epochs(run: str, directory: Path) -> None:
     """Logs the metrics of each epoch at the time of its end, and the files that a training has left."""
     import mlflow
 
@@ -164,7 +170,8 @@ def _log_epochs(directory: Path) -> None:
     for row in reversed(rows):
         values = {key: json.loads(text) for key, text in row.items() if text}
         numbers = {_key(key): value for key, value in values.items() if isinstance(value, int | float)}
-        mlflow.log_metrics(numbers, step=int(numbers.pop("epoch")), timestamp=int(time * 1000))
+        step = int(numbers.pop("epoch"))
+        _ask(mlflow.log_metrics, numbers, step=step, run_id=run, timestamp=int(time * 1000))
         time -= values["seconds"]
     for kept in (SETTINGS_FILE, HISTORY_FILE):
-        mlflow.log_artifact(str(directory / kept), "training")
+        _ask(mlflow.log_artifact, str(directory / kept), "training", run_id=run)

@@ -96,22 +96,40 @@ class Endless(QuietHandler):
     do_GET = do_POST
 
 
+class LaterEndless(Endless):
+    """Server that answers the first request."""
+
+    def do_POST(self) -> None:
+        if self.path.endswith("/search"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+        else:
+            super().do_POST()
+
+
+@pytest.mark.parametrize("server", [Endless, LaterEndless])
 def test_an_answer_that_drips_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], server: type[Endless]
 ) -> None:
     monkeypatch.setenv(mlflow_log._TIMEOUT, "1")
-    with serve(Endless) as port:
+    Endless.over.clear()
+    with serve(server) as port:
         assert "no whole answer within 1 s" in logged(f"http://127.0.0.1:{port}", monkeypatch, capfd)
         Endless.over.set()
 
 
 class Repeating(QuietHandler):
-    """Server whose error has the client's token and acts on a terminal."""
+    """Server whose error has the client's token, also where the line is cut, and acts on a terminal."""
+
+    before_cut = "x" * 250
 
     def do_POST(self) -> None:
         self.send_response(400)
         self.end_headers()
-        message = f"\x1b[31mno {self.headers['Authorization']}"
+        message = (
+            f"\x1b[31mno {self.headers['Authorization']}{self.before_cut} {self.headers['Authorization']}"
+        )
         self.wfile.write(json.dumps({"error_code": "BAD_REQUEST", "message": message}).encode())
 
     do_GET = do_POST
@@ -124,6 +142,7 @@ def test_what_a_server_repeats_shows_no_token_and_does_nothing(
     with serve(Repeating) as port:
         line = logged(f"http://127.0.0.1:{port}", monkeypatch, capfd)
     assert r"\x1b[31mno Bearer ***" in line
+    assert "t0p" not in line
 
 
 def test_a_wrong_password_is_reported_and_not_shown(
