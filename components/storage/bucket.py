@@ -95,7 +95,7 @@ class Bucket:
         from requests.adapters import HTTPAdapter
 
         with platform_errors("sign in to Google Cloud"):
-            client = Client()
+            client = Client(project=None)  # none is needed: a bucket belongs to one
         client._http.mount(client.api_endpoint, HTTPAdapter(pool_maxsize=IN_FLIGHT))
         return client
 

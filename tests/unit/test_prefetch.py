@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import time
+from pathlib import Path
 
 import google.auth.exceptions
 import pytest
@@ -12,7 +14,7 @@ import requests
 from google.api_core import exceptions
 
 from shardline.components.storage import bucket
-from shardline.components.storage.bucket import ordered_map, with_retries
+from shardline.components.storage.bucket import Bucket, ordered_map, with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +126,17 @@ def test_large_results_are_held_within_the_buffer(monkeypatch: pytest.MonkeyPatc
         with lock:
             held -= 1
     assert most <= 20  # some are asked for before the size of any is known
+
+
+def test_credentials_of_a_person_who_has_set_no_project_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What 'gcloud auth application-default login' leaves."""
+    person = {"type": "authorized_user", "client_id": "1", "client_secret": "2", "refresh_token": "3"}
+    (tmp_path / "person.json").write_text(json.dumps(person))
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "person.json"))
+
+    assert Bucket("photos").account == ""
