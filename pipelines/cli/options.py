@@ -158,7 +158,7 @@ def show(as_json: bool, content: Any, *lines: str) -> None:
 
 def show_table(rows: Iterable[tuple[str, ...]]) -> None:
     """Prints rows of texts in aligned columns; the first row is the heading."""
-    head, *others = rows
+    head, *others = [tuple(map(printable, row)) for row in rows]
     click.echo(table(head, others, align="l"))
 
 

@@ -21,7 +21,7 @@ from shardline.pipelines.cli.options import (
     show_table,
 )
 from shardline.trainer.base.deserialize import did_you_mean
-from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError
+from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.rules.schedules import Schedule
@@ -72,7 +72,7 @@ def apply(
         if not dry_run:
             kept = apply_plan(environment.platform, plan)
         if not as_json:
-            click.echo("\n".join(_lines(plan, proof, kept, dry_run)))
+            click.echo("\n".join(map(printable, _lines(plan, proof, kept, dry_run))))
         about = {"name": plan.name, "action": plan.action.name.lower(), "paused": plan.paused, "proof": proof}
         about["differences"] = [difference._asdict() for difference in plan.differences]
         content.append({**about, "requests": [step._asdict() for step in plan.steps]})
@@ -158,7 +158,7 @@ def _wanted(
     from shardline.pipelines.remote.schedules import run_request
     from shardline.pipelines.spec import defaults
 
-    for name in names or tuple(declared):
+    for name in dict.fromkeys(names or declared):
         if name not in declared:
             near = did_you_mean(name, declared, after="; ")
             raise SettingsError(f"{file} declares no schedule {name!r}{near}")

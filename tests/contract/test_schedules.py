@@ -103,7 +103,7 @@ def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
     assert not is_done()
     assert written(workplace) == []
 
-    said = done("apply")
+    said = done("apply", "nightly", "nightly")
     assert said.startswith(f"nightly: created; fires next {NEXT}\n")
     assert "proof: " in said
     assert written(workplace) == ["CreateSchedule"]
@@ -275,6 +275,11 @@ def test_list_and_delete(workplace: FakeVertex) -> None:
     assert heading.split() == ["NAME", "ID", "STATE", "CRON", "NEXT", "RUN", "RUNS"]
     assert NEXT in row
     assert json.loads(done("list", "--json"))["schedules"][0]["state"] == "ACTIVE"
+    # Texts that others have written on the platform stay in their line.
+    only(workplace).create_pipeline_job_request.pipeline_job.runtime_config.parameter_values["day"] = "a\nb"
+    assert r"parameters.day: a\nb -> " in done("apply", "--dry-run")
+    only(workplace).cron = "TZ=UTC\n0 0 29 2 *"
+    assert r"TZ=UTC\n0" in done("list").splitlines()[1]
 
     assert done("delete", "nightly") == "nightly deleted\n"
     assert done("delete", "nightly") == "nightly: nothing to do\n"

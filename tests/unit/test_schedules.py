@@ -74,6 +74,12 @@ def test_parameters_override_those_of_the_file(tmp_path: Path) -> None:
         load_schedules(tmp_path / "schedules.toml")
 
 
+def test_a_name_is_one_line(tmp_path: Path) -> None:
+    lines = '[schedules."a\\nb"]\ncron = "TZ=UTC 0 6 * * *"\npipeline = "p.yaml"'
+    with pytest.raises(SettingsError, match=r"without quotes and line breaks, got 'a\\nb'"):
+        load_schedules(write(tmp_path, lines))
+
+
 def test_the_example_is_right(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "settings" / "schedules.toml.example"
     (declared,) = load_schedules(Path(shutil.copy(example, tmp_path))).values()

@@ -38,8 +38,9 @@ class Schedule:
     where = "schedule"  # its name in a finding
 
     def __post_init__(self) -> None:
-        if not self.display_name.strip() or '"' in self.display_name:
-            raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
+        name = self.display_name
+        if not name.strip() or '"' in name or not name.isprintable():
+            raise SettingsError(f"the name must be a text without quotes and line breaks, got {name!r}")
 
 
 #: Name, smallest value, largest value, and named values of each field.
