@@ -183,8 +183,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         work.discard_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        with shard_writer.infrequent_gc():
-            found = survey(settings, work, rejected)
+        found = survey(settings, work, rejected)
         check_anomalies(found.anomalies, settings)
         plan = Plan(
             settings=settings,

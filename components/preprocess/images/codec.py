@@ -66,24 +66,14 @@ class StoredImage(NamedTuple):
 class Codec:
     """Converts images as one set of `PreprocessSettings` says, which explains the arguments.
 
-    An image that already has the wanted size and encoding is not encoded again. `channels` is the number
-    that all raw images have: 3, or 1 when every image is known to be grey. `check` is `check_images`.
+    An image that already has the wanted size and encoding is not encoded again. `check` is `check_images`.
     """
 
     def __init__(
-        self,
-        *,
-        image_size: int,
-        resize_mode: str,
-        encoding: str,
-        max_pixels: int,
-        channels: int = 3,
-        check: str = "structure",
+        self, *, image_size: int, resize_mode: str, encoding: str, max_pixels: int, check: str = "structure"
     ) -> None:
-        self._size, self._mode = image_size, resize_mode
-        self._encoding, self._raw_channels = encoding, channels
-        self._max_pixels = max_pixels
-        self._check = check
+        self._size, self._mode, self._encoding = image_size, resize_mode, encoding
+        self._max_pixels, self._check = max_pixels, check
         self._converter: Converter | None = None
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
@@ -98,21 +88,8 @@ class Codec:
             if self._converter is None:
                 from shardline.components.preprocess.images.pixels import Converter
 
-                self._converter = Converter(
-                    self._size, self._mode, self._encoding, self._raw_channels, self._check_size
-                )
+                self._converter = Converter(self._size, self._mode, self._encoding, self._check_size)
             return StoredImage(*self._converter.convert(encoded, header))
-        except UnreadableError as failure:
-            raise BadRecordError(name, str(failure)) from failure
-
-    def from_pixels(self, pixels: npt.NDArray[np.uint8], name: str) -> bytes:
-        """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing."""
-        if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
-            raise BadRecordError(name, "not a uint8 array of shape (height, width, 1 or 3)")
-        from shardline.components.preprocess.images.pixels import encode
-
-        try:
-            return encode(pixels, "png")
         except UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
 
@@ -139,6 +116,18 @@ class Codec:
             raise UnreadableError(f"more than {self._max_pixels:,} pixels")
         if min(height, width) < SMALLEST:
             raise UnreadableError(f"fewer than {SMALLEST} x {SMALLEST} pixels")
+
+
+def encode_pixels(pixels: npt.NDArray[np.uint8], name: str) -> bytes:
+    """Returns a uint8 array of shape (height, width, 1 or 3) as PNG, which loses nothing."""
+    if pixels.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+        raise BadRecordError(name, "not a uint8 array of shape (height, width, 1 or 3)")
+    from shardline.components.preprocess.images.pixels import encode
+
+    try:
+        return encode(pixels, "png")
+    except UnreadableError as failure:
+        raise BadRecordError(name, str(failure)) from failure
 
 
 def check_file(encoded: bytes, header: Header, *, deep: bool) -> None:

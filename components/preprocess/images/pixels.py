@@ -19,12 +19,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import AvifImagePlugin, Image, ImageChops, UnidentifiedImageError
 
-from shardline.components.preprocess.images.structure import (
-    DAMAGED,
-    TRUNCATED,
-    Header,
-    UnreadableError,
-)
+from shardline.components.preprocess.images.structure import DAMAGED, TRUNCATED, Header, UnreadableError
 from shardline.trainer.data.features import REDUCTIONS, Placement, compute_placement
 
 Pixels = npt.NDArray[np.uint8]
@@ -60,11 +55,8 @@ _ORIENTATION_TAG = 0x0112
 class Converter:
     """Decodes images, turns them upright, fits and encodes them as a `Codec` is to store them."""
 
-    def __init__(
-        self, size: int, mode: str, encoding: str, channels: int, check_size: Callable[[int, int], None]
-    ) -> None:
-        self._size, self._mode = size, mode
-        self._encoding, self._raw_channels = encoding, channels
+    def __init__(self, size: int, mode: str, encoding: str, check_size: Callable[[int, int], None]) -> None:
+        self._size, self._mode, self._encoding = size, mode, encoding
         self._check_size = check_size
         self._memory = Memory()
 
@@ -89,11 +81,9 @@ class Converter:
         encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
         if placed:
             pixels = fit(pixels, placed, (self._size, self._size), self._memory)
-        if encoding == "raw" and pixels.shape[2] != self._raw_channels:
-            kinds += ("grey",) if self._raw_channels == 3 else ("colour",)
-            grey = self._raw_channels == 1
-            found = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY if grey else cv2.COLOR_GRAY2RGB)
-            pixels = np.asarray(found, np.uint8).reshape(*pixels.shape[:2], -1)
+        if encoding == "raw" and pixels.shape[2] == 1:
+            kinds += ("grey",)
+            pixels = pixels.repeat(3, axis=2)
         height, width, channels = pixels.shape
         data = encode(pixels, encoding, quality=QUALITY if placed or not jpeg else TURNED_QUALITY)
         return data, height, width, channels, encoding, kinds

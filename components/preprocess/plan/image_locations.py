@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import Fields, Records, key_text
 from shardline.components.preprocess.sources.example import (
     WHOLE_FILE,
@@ -182,7 +182,7 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
     `locations` are those found so far, by number.
     """
 
-    def __init__(self, spool: Path, max_pixels: int) -> None:
+    def __init__(self, spool: Path) -> None:
         self.locations = [ImageLocation("none")]
         self._numbers: dict[tuple[str, str], int] = {}
         self._spool_path = spool
@@ -190,7 +190,6 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         self._kept, self._end = b"", 0
         self._prefix, self._prefix_location = "", -1
         self._file, self._file_location = "", -1
-        self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=max_pixels)
         self._stack = ExitStack()
         self._reader = self._stack.enter_context(ImageReader(self.locations, spool, sys.maxsize))
 
@@ -216,7 +215,7 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         if isinstance(image, bytes | bytearray | memoryview):
             return self._keep(bytes(image))
         if hasattr(image, "dtype"):
-            return self._keep(self._codec.from_pixels(image, name))
+            return self._keep(encode_pixels(image, name))
         raise SourceError(
             f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
         )

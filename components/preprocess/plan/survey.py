@@ -368,7 +368,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
         integer_texts = getattr(source, "integer_texts", ())
         check = SchemaCheck(schema, features, labels, settings.label_column, integer_texts)
     with (
-        ImageLocator(work.spool, settings.max_pixels) as images,
+        ImageLocator(work.spool) as images,
         work.keys.open("wb") if by_content and not numbers_copies else contextlib.nullcontext() as keys,
     ):
         buckets = records.Buckets(work.buckets)

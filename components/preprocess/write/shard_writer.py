@@ -7,8 +7,6 @@ much as possible beforehand.
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import operator
 import os
 from collections import Counter
@@ -46,10 +44,6 @@ _BLOCK = 1 << 18
 _PIECES = 1000 // 3
 # Images up to this average size are copied into their records, which saves calls.
 _SMALL = 8192
-
-# Allocations before Python collects garbage, as examples have no reference cycles: with its default, 700,
-# that takes a tenth of the time of a survey.
-_GC_THRESHOLD = 50_000
 
 
 class ShardWriter:
@@ -139,7 +133,6 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
     with (
-        infrequent_gc(),
         remote_files.local_copies(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
     ):
@@ -162,26 +155,27 @@ def drop_bad_images(
     """Removes examples whose image cannot be stored from the buckets, before they are planned."""
     plan.save(work.plan)
     found.buckets.flush()
-    paths = found.buckets.paths
     meter = Meter("checked", sum(found.codes), rejected=found.bad)
-    processes.run(check_buckets, work.arguments, [path.name for path in paths], meter.advance)
-    codes = list(found.codes)
-    for path in paths:
-        for line in path.with_suffix(".bad").read_text().splitlines():
-            bad = json.loads(line)
-            codes[bad["code"]] -= 1
-            rejected.add(BadRecordError(bad["file"], bad["reason"]))
+    buckets = [path.name for path in found.buckets.paths]
+    bad, codes = processes.run(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
+    for bucket in buckets:
+        for code, name, reason in bad[bucket]:
+            codes[code] -= 1
+            rejected.add(BadRecordError(name, reason))
     return replace(found, codes=codes)
 
 
 def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Moves records whose image cannot be stored from bucket files to NAME.bad: a job of the process pool."""
+    """Removes records whose image cannot be stored from bucket files: a job of the process pool.
+
+    Returns the split code, the name and the reason of each, by bucket.
+    """
     work = WorkDirectory.from_arguments(arguments)
     plan = Plan.load(work.plan)
-    codec = plan.make_codec()
+    codec, found = plan.make_codec(), dict[str, list[tuple[int, str, str]]]()
     with ImageReader(plan.places, work.spool, plan.surveyed) as images:
         for bucket in items:
-            path, bad = work.buckets / bucket, list[dict[str, object]]()
+            path, bad = work.buckets / bucket, found.setdefault(bucket, [])
             checked = path.with_suffix(".checked")
             checked.touch()
             for block in records.read(path):
@@ -194,25 +188,11 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
                             codec.store(data, records.key_text(key))
                         good.append(number)
                     except BadRecordError as error:
-                        code = int(block.heads["code"][number])
-                        bad.append({"file": error.name, "reason": error.reason, "code": code})
+                        bad.append((int(block.heads["code"][number]), error.name, error.reason))
                     report(1, len(data))
                 records.append(checked, block.take(np.array(good, np.int64)))
             checked.replace(path)
-            path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
-    return {}
-
-
-@contextlib.contextmanager
-def infrequent_gc() -> Iterator[None]:
-    """Makes Python collect garbage rarely, as examples have no reference cycles."""
-    thresholds = gc.get_threshold()
-    if 0 < thresholds[0] < _GC_THRESHOLD:
-        gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
+    return found
 
 
 class ShardFile(contextlib.AbstractContextManager["ShardFile"]):
