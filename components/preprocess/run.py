@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import fnmatch
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,27 +180,15 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
     """Surveys the source again and writes the plan; shards of an earlier run stay."""
     try:
         work.discard_plan()
-        surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
         found = survey(settings, work, rejected)
-        check_anomalies(found.anomalies, settings)
-        plan = Plan(
-            settings=settings,
-            labels=found.labels,
-            features=found.features,
-            places=tuple(found.locations),
-            surveyed=surveyed,
-            records_in=sum(found.codes) + found.bad,
-            rejected={},
-            shards=(),
-            schema=found.schema,
-            anomalies=found.anomalies,
-        )
+        check_anomalies(found.plan.anomalies, settings)
         if settings.on_bad_record == "skip":
-            found = shard_writer.drop_bad_images(found, plan, work, processes, rejected)
-            rejected.check(plan.records_in, settings.max_bad_fraction)
+            found = shard_writer.drop_bad_images(found, work, processes, rejected)
+            rejected.check(found.plan.records_in, settings.max_bad_fraction)
             rejected.sort()
-        plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
+        shards = plans.assign_shards(found, work)
+        plan = replace(found.plan, rejected=dict(rejected.reasons), shards=shards)
         work.begin()
         finishing.remove_other_markers(plan, work)
         for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:

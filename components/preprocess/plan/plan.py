@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from shardline.components.preprocess.plan.records import (
     hash_blocks,
     points_from_key_hashes,
 )
-from shardline.components.preprocess.plan.survey import Survey
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import deserialize, files
@@ -91,8 +90,8 @@ class Plan:
     places: tuple[ImageLocation, ...]
     surveyed: int
     records_in: int
-    rejected: Mapping[str, int]
-    shards: tuple[PlannedShard, ...]
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    shards: tuple[PlannedShard, ...] = ()
     schema: str = ""
     anomalies: tuple[Anomaly, ...] = ()
 
@@ -144,9 +143,28 @@ class Plan:
         return plan
 
 
+@dataclass(frozen=True)
+class Survey:
+    """Content of a source.
+
+    Attributes:
+        plan: The plan without shards.
+        buckets: A record for every usable example.
+        codes: Number of records by split code.
+        existing: All splits that the source assigns; None for examples without one.
+        numbers_copies: Whether examples may have the same key, to which a number is then appended.
+    """
+
+    plan: Plan
+    buckets: records.Buckets
+    codes: Sequence[int]
+    existing: frozenset[str | None]
+    numbers_copies: bool
+
+
 def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     """Writes the records of all shards into the work directory and returns the planned shards."""
-    settings, by_content = found.settings, found.settings.key == "content"
+    settings, by_content = found.plan.settings, found.plan.settings.key == "content"
     split_of: Sequence[str] = SplitCodes(settings.split).splits(found.existing)
     stratified = None
     if settings.stratify:
@@ -186,7 +204,7 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
 
 
 def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
-    settings, examples = found.settings, dict.fromkeys(SPLITS, 0)
+    settings, examples = found.plan.settings, dict.fromkeys(SPLITS, 0)
     for split, count in zip(split_of, found.codes, strict=True):
         examples[split] += count
     if empty := [split for split in SPLITS if split in settings.split and not examples[split]]:
@@ -224,9 +242,9 @@ def _points(block: Records, settings: PreprocessSettings) -> Numbers:
 def _stratified_split(found: Survey) -> StratifiedSplit:
     points, labels = [], []
     for block in _blocks(found):
-        points.append(_points(block, found.settings))
+        points.append(_points(block, found.plan.settings))
         labels.append(block.heads["label"].copy())
-    return StratifiedSplit(np.concatenate(points), np.concatenate(labels), found.settings.split)
+    return StratifiedSplit(np.concatenate(points), np.concatenate(labels), found.plan.settings.split)
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import operator
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator
+from shardline.components.preprocess.plan.image_locations import ImageLocator
+from shardline.components.preprocess.plan.plan import Plan, Survey
 from shardline.components.preprocess.plan.records import HEAD, Records, SplitCodes, digests
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.labels import LARGEST_FLOAT, check_malformed_values
@@ -322,38 +324,12 @@ class Rejected:
         )
 
 
-@dataclass(frozen=True)
-class Survey:
-    """Content of a source.
-
-    Attributes:
-        schema: Digest of the schema that the source was checked against; "" for none.
-        buckets: A record for every usable example.
-        codes: Number of records by split code.
-        existing: All splits that the source assigns; None for examples without one.
-        bad: Number of examples that the source itself found unusable.
-        numbers_copies: Whether examples may have the same key, to which a number is then appended.
-    """
-
-    settings: PreprocessSettings
-    schema: str
-    labels: tuple[Label, ...]
-    features: tuple[Feature, ...]
-    locations: Sequence[ImageLocation]
-    buckets: records.Buckets
-    codes: Sequence[int]
-    existing: frozenset[str | None]
-    bad: int
-    numbers_copies: bool
-    anomalies: tuple[Anomaly, ...] = ()
-
-
 def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
     """Reads the source once; images that are files, or in files, only position their content is the key.
 
     Raises SourceError for a source without examples or with fewer than two classes, and for invalid examples.
     """
-    schema = read_schema(settings.schema) if settings.schema else None
+    surveyed, schema = time.time_ns(), read_schema(settings.schema) if settings.schema else None
     source = open_source(settings, schema)
     with plugins.calling("the source failed", SourceError):
         labels, features = check_labels(source), check_features(source)
@@ -373,35 +349,30 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     ):
         buckets = records.Buckets(work.buckets)
         has_keys = by_content or getattr(source, "has_keys", True)  # a position may be another's tomorrow
-        builder = _RecordBuilder(
-            settings, labels, features, images, buckets, keys, rejected, check, has_keys=has_keys
-        )
+        builder = _RecordBuilder(settings, labels, features, images, buckets, keys, rejected, check, has_keys)
         meter = Meter("read", length)
         for columns in builder.columns(_examples(source, prefetch=prefetch)):
             builder.add(columns)
             meter.advance(len(columns.keys))
     check_malformed_values(getattr(source, "malformed", ()), settings.group)
     builder.check()
-    return Survey(
+    plan = Plan(
         settings=settings,
-        schema=schema.digest if schema else "",
         labels=labels,
         features=features,
-        locations=images.locations,
-        buckets=buckets,
-        codes=builder.counts.tolist(),
-        existing=frozenset(builder.existing),
-        bad=builder.bad,
-        numbers_copies=numbers_copies,
+        places=tuple(images.locations),
+        surveyed=surveyed,
+        records_in=int(builder.counts.sum()) + rejected.reasons.total(),
+        schema=schema.digest if schema else "",
         anomalies=check.anomalies() if check else (),
     )
+    return Survey(plan, buckets, builder.counts.tolist(), frozenset(builder.existing), numbers_copies)
 
 
 class _SurveyColumns(NamedTuple):
     """Facts about some examples, as columns.
 
-    Positions of images are as in `ImagePosition`. `extras` are other features, `identities` what is hashed if
-    that is not the key; the latter and `groups` may be empty.
+    Positions of images are as in `ImagePosition`. `extras` are other features, `identities` what is hashed.
     """
 
     keys: Sequence[bytes]
@@ -417,6 +388,7 @@ class _SurveyColumns(NamedTuple):
     groups: Sequence[bytes]
 
 
+@dataclass
 class _RecordBuilder:
     """Builds records of the examples of a source, and counts them.
 
@@ -424,45 +396,32 @@ class _RecordBuilder:
     read by the hundred.
 
     Attributes:
-        bad: Number of examples that cannot be used.
         existing: Splits that the source assigns, None among them for examples without one.
         counts: Number of examples by split code.
     """
 
-    def __init__(
-        self,
-        settings: PreprocessSettings,
-        labels: Sequence[Label],
-        features: Sequence[Feature],
-        images: ImageLocator,
-        buckets: records.Buckets,
-        keys: BinaryIO | None,
-        rejected: Rejected,
-        check: SchemaCheck | None,
-        *,
-        has_keys: bool,
-    ) -> None:
-        self._settings = settings
-        self._labels = labels
-        self._features = features
-        self._images = images
-        self._buckets = buckets
-        self._keys = keys
-        self._rejected = rejected
-        self._check = check
-        self._group = check_group(settings.group, features)
-        self._entries = FeatureEntries(features, labels)
+    settings: PreprocessSettings
+    labels: Sequence[Label]
+    features: Sequence[Feature]
+    images: ImageLocator
+    buckets: records.Buckets
+    keys: BinaryIO | None
+    rejected: Rejected
+    schema: SchemaCheck | None
+    has_keys: bool
+
+    def __post_init__(self) -> None:
+        self._group = check_group(self.settings.group, self.features)
+        self._entries = FeatureEntries(self.features, self.labels)
         # Labels other than one class, which are stored as features are.
-        self._targets = None if is_class(labels) else Targets(labels)
-        self._classes = len(labels[0].outputs) if is_class(labels) else None
-        self._by_content = settings.key == "content"
-        self._seen = np.zeros(max(len(label.outputs) for label in labels), bool)
+        self._targets = None if is_class(self.labels) else Targets(self.labels)
+        self._classes = len(self.labels[0].outputs) if is_class(self.labels) else None
+        self._by_content = self.settings.key == "content"
+        self._seen = np.zeros(max(len(label.outputs) for label in self.labels), bool)
         self._groups = set[bytes]()  # up to two of them, or a few more
-        self._has_keys = has_keys
-        self._codes = SplitCodes(settings.split)
+        self._codes = SplitCodes(self.settings.split)
         self._unchecked: list[tuple[Any, ...]] = []  # waiting for the check of the schema
         self.counts = np.zeros(self._codes.count, np.int64)
-        self.bad = 0
         self.existing = set[str | None]()
 
     def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_SurveyColumns]:
@@ -477,8 +436,7 @@ class _RecordBuilder:
                     found.append(self._row(example))
                     held += len(found[-1][-2])
                 except BadRecordError as error:
-                    self._rejected.add(error)
-                    self.bad += 1
+                    self.rejected.add(error)
             if len(found) >= _TICK or held > _HELD_BYTES:
                 yield self._transposed(found)
                 found, held = [], 0
@@ -493,40 +451,34 @@ class _RecordBuilder:
             key = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None
-        position = self._images.locate(image, name)
-        extra = targets + (self._entries.serialize(values, name) if self._features or values else b"")
-        identity = self._images.content(position, key) + extra if self._by_content else b""
+        position = self.images.locate(image, name)
+        extra = targets + (self._entries.serialize(values, name) if self.features or values else b"")
+        identity = self.images.content(position, key) + extra if self._by_content else key
         group = example_group(values, self._group, name) if self._group else b""
-        if self._check:
+        if self.schema:
             self._unchecked.append((name, target, values))
         return (key, label, split, *position, extra, identity, group)
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _SurveyColumns:
-        if self._check:
-            self._check.add(*zip(*self._unchecked, strict=True))
+        if self.schema:
+            self.schema.add(*zip(*self._unchecked, strict=True))
             self._unchecked = []
-        columns = _SurveyColumns(*zip(*found, strict=True))
-        columns = columns if self._by_content else columns._replace(identities=())
-        return columns if self._group else columns._replace(groups=())
+        return _SurveyColumns(*zip(*found, strict=True))
 
     def add(self, columns: _SurveyColumns) -> None:
         """Adds the records of some examples."""
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "location", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
-        identities, seed, salt = (
-            columns.identities or columns.keys,
-            self._settings.seed,
-            self._settings.split_salt,
-        )
-        found = {number: digests(identities, number) for number in {0, seed, salt}}
+        seed, salt = self.settings.seed, self.settings.split_salt
+        found = {number: digests(columns.identities, number) for number in {0, seed, salt}}
         heads["order"], heads["order_low"] = found[seed]
-        points = digests(columns.groups, salt)[1] if columns.groups else found[salt][1]
+        points = digests(columns.groups, salt)[1] if self._group else found[salt][1]
         heads["code"] = self._codes.codes(points, columns.splits)
-        heads["key_hash"] = found[0][1] if self._has_keys else 0
-        self._groups.update(columns.groups if len(self._groups) < 2 else ())
-        if self._keys:  # equal keys are not found by the digests
-            self._keys.write(digests(columns.keys, 0)[1].tobytes())
+        heads["key_hash"] = found[0][1] if self.has_keys else 0
+        self._groups.update(columns.groups if self._group and len(self._groups) < 2 else ())
+        if self.keys:  # equal keys are not found by the digests
+            self.keys.write(digests(columns.keys, 0)[1].tobytes())
         texts = columns.keys
         heads["keys"] = list(map(len, columns.keys))
         for name, values in (("paths", columns.paths), ("features", columns.extras)):
@@ -535,12 +487,12 @@ class _RecordBuilder:
                 texts = list(map(operator.add, texts, values))
         self._seen[heads["label"]] = True
         self.counts += np.bincount(heads["code"], minlength=len(self.counts))
-        self._buckets.append(Records(heads, texts))
+        self.buckets.append(Records(heads, texts))
 
     def check(self) -> None:
         """Refuses examples that together make no dataset."""
         count = int(self.counts.sum())
-        if not count + self.bad:
+        if not count + self.rejected.reasons.total():
             raise SourceError("the source is empty: it has no example")
         if len(self._groups) == 1:
             raise SourceError(
@@ -549,10 +501,10 @@ class _RecordBuilder:
         if self._targets:
             self._targets.check(count)
         elif self._seen.sum() == 1:
-            name = self._labels[0].outputs[int(self._seen.argmax())]
+            name = self.labels[0].outputs[int(self._seen.argmax())]
             raise SourceError(f"all {count:,} examples are of one class, {name!r}; add examples of another")
-        if self._settings.stratify:
-            check_stratified(self._labels, self.existing)
+        if self.settings.stratify:
+            check_stratified(self.labels, self.existing)
 
 
 def _examples(source: Source, *, prefetch: bool) -> Iterator[Example | BadExample]:

@@ -23,9 +23,9 @@ import xxhash
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import NO_LOCATION, ImageReader
-from shardline.components.preprocess.plan.plan import Plan, PlannedShard
+from shardline.components.preprocess.plan.plan import Plan, PlannedShard, Survey
 from shardline.components.preprocess.plan.records import Records
-from shardline.components.preprocess.plan.survey import Rejected, Survey
+from shardline.components.preprocess.plan.survey import Rejected
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.sources.example import changed_error
 from shardline.components.preprocess.tfrecord import NO_IMAGE, entries, image_start, key_head, mask
@@ -149,13 +149,11 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
     return {}
 
 
-def drop_bad_images(
-    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
-) -> Survey:
+def drop_bad_images(found: Survey, work: WorkDirectory, processes: Processes, rejected: Rejected) -> Survey:
     """Removes examples whose image cannot be stored from the buckets, before they are planned."""
-    plan.save(work.plan)
+    found.plan.save(work.plan)
     found.buckets.flush()
-    meter = Meter("checked", sum(found.codes), rejected=found.bad)
+    meter = Meter("checked", sum(found.codes), rejected=rejected.reasons.total())
     buckets = [path.name for path in found.buckets.paths]
     bad, codes = processes.run(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
     for bucket in buckets:
