@@ -244,7 +244,7 @@ def _check_export(formats: Sequence[str], data: PreprocessSettings) -> None:
     check_formats(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        table = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
+        table = columns.open_table(path)[0] if form == "table" else bigquery.QueryColumns(data.source)
         check_formats(formats, table="image" not in table.types)
 
 

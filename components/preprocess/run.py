@@ -180,13 +180,13 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
     """Surveys the source again and writes the plan; shards of an earlier run stay."""
     try:
         work.discard_plan()
-        rejected = Rejected(settings.on_bad_record, work.rejected)
+        rejected = Rejected(settings.on_bad_record)
         found = survey(settings, work, rejected)
         check_anomalies(found.plan.anomalies, settings)
         if settings.on_bad_record == "skip":
             found = shard_writer.drop_bad_images(found, work, processes, rejected)
             rejected.check(found.plan.records_in, settings.max_bad_fraction)
-            rejected.sort()
+            rejected.write(work.rejected)
         shards = plans.assign_shards(found, work)
         plan = replace(found.plan, rejected=dict(rejected.reasons), shards=shards)
         work.begin()

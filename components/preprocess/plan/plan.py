@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from struct import iter_unpack
 
 import numpy as np
 import xxhash
@@ -23,14 +24,13 @@ from shardline.components.preprocess.plan.records import (
     digests,
     find_repeated,
     hash_blocks,
-    points_from_key_hashes,
 )
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data.features import Anomaly, Feature, Label
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
 
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 2
@@ -234,9 +234,10 @@ def _blocks(found: Survey) -> Iterator[Records]:
 
 def _points(block: Records, settings: PreprocessSettings) -> Numbers:
     """Returns the points of examples, from their keys, or with the key "content" from their content."""
+    keys: Iterable[bytes] = block.keys()
     if settings.key == "content":
-        return points_from_key_hashes(records.key_hash_bytes(block.heads), settings.split_salt)
-    return digests(block.keys(), settings.split_salt)[1]
+        keys = (key for (key,) in iter_unpack(f"{KEY_BYTES}s", records.key_hash_bytes(block.heads)))
+    return digests(keys, settings.split_salt)[1]
 
 
 def _stratified_split(found: Survey) -> StratifiedSplit:

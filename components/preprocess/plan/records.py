@@ -166,11 +166,6 @@ class Records:
         numbers = (self.heads[name].tolist() for name in ("label", "location", "offset", "length"))
         return starmap(Fields, zip(self.keys(), self.paths(), self.features(), *numbers, strict=True))
 
-    def to_bytes(self) -> bytes:
-        """Returns the records as a block of a file."""
-        texts = b"".join(self.texts)
-        return b"".join((_BLOCK.pack(self.count, len(texts)), self.heads.tobytes(), texts))
-
 
 def key_text(key: bytes) -> str:
     """Returns a key as text, for messages."""
@@ -183,8 +178,9 @@ def key_hash_bytes(heads: Numbers) -> bytes:
 
 
 def append(path: Path, records: Records) -> bytes:
-    """Appends records to a file, and returns the bytes that were written."""
-    block = records.to_bytes()
+    """Appends records to a file as a block, and returns its bytes."""
+    texts = b"".join(records.texts)
+    block = b"".join((_BLOCK.pack(records.count, len(texts)), records.heads.tobytes(), texts))
     with path.open("ab") as file:
         file.write(block)
     return block
@@ -388,12 +384,6 @@ def are_rows_alike(columns: Iterable[Counter[Any]], rows: int) -> bool:
         > _FEW_OTHERS * counts.total() * (counts.total() - 1)
         for counts in columns
     )
-
-
-def points_from_key_hashes(hashes: bytes, salt: int) -> Numbers:
-    """Returns the points of examples from their key hashes, `KEY_BYTES` for each."""
-    identities = (identity for (identity,) in iter_unpack(f"{KEY_BYTES}s", hashes))
-    return digests(identities, salt)[1]
 
 
 def hash_blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[bytes]:

@@ -288,27 +288,22 @@ _FILE_IMAGES = frozenset({Span, NoneType, type(Path())})
 class Rejected:
     """Bad examples: with the policy "fail" an error; with "skip" named in a file and counted in `reasons`."""
 
-    def __init__(self, policy: str, path: Path) -> None:
-        self._policy = policy
-        self._path = path
-        self.reasons: Counter[str] = Counter()
+    def __init__(self, policy: str) -> None:
+        self._policy, self._lines = policy, list[str]()
+        self.reasons = Counter[str]()
 
     def add(self, error: BadRecordError) -> None:
         """Leaves an example out; under the policy "fail", raises its error."""
         if self._policy == "fail":
-            skip = (
-                "correct it, or leave such examples out: --on-bad-record skip (on_bad_record in a pipeline)"
-            )
-            raise BadRecordError(error.name, f"{error.reason}; {skip}")
+            skip = "leave such examples out: --on-bad-record skip (on_bad_record in a pipeline)"
+            raise BadRecordError(error.name, f"{error.reason}; correct it, or {skip}")
         self.reasons[error.reason] += 1
-        with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
+        self._lines.append(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
 
-    def sort(self) -> None:
-        """Sorts the names: the order of a stream of rows differs from run to run."""
-        if self.reasons:
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            self._path.write_bytes(b"".join(sorted(lines)))
+    def write(self, path: Path) -> None:
+        """Writes the names, sorted: the order of a stream of rows differs from run to run."""
+        if self._lines:
+            path.write_text("".join(sorted(self._lines)))
 
     def check(self, records_in: int, largest_fraction: float) -> None:
         """Raises SourceError if too many were left out, with the most frequent reason and an example."""
@@ -316,8 +311,7 @@ class Rejected:
         if total <= largest_fraction * records_in:
             return
         reason, count = self.reasons.most_common(1)[0]
-        with self._path.open(encoding="utf-8") as file:
-            name = next(found["file"] for found in map(json.loads, file) if found["reason"] == reason)
+        name = next(found["file"] for found in map(json.loads, self._lines) if found["reason"] == reason)
         raise SourceError(
             f"{total:,} of {records_in:,} examples cannot be used, more than max_bad_fraction "
             f"{largest_fraction:g} allows; {count:,} of them: {reason} ({name!r})"

@@ -231,35 +231,31 @@ class Service:
             )
 
 
-class _ReadStream:
-    """A stream of a session, read message by message, and resumed after an error."""
+def _read_stream(reader: Any, name: str) -> Iterator[bytes]:
+    """Yields the record batches of a stream of a session, which is resumed after an error."""
+    offset, messages = 0, None
 
-    def __init__(self, reader: Any, name: str) -> None:
-        self._reader, self._name, self._offset = reader, name, 0
-        self._messages: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        while (message := with_retries(_ReadStream._next, self)) is not None:
-            yield message.arrow_record_batch.serialized_record_batch
-
-    def _next(self) -> Any:
+    def next_message(name: str) -> Any:
+        nonlocal messages
         try:
-            if self._messages is None:
-                request = {"read_stream": self._name, "offset": self._offset}
-                self._messages = iter(self._reader.read_rows(**request, retry=None, timeout=_STREAM_SECONDS))
-            message = next(self._messages, None)
+            if messages is None:
+                request = {"read_stream": name, "offset": offset}
+                messages = iter(reader.read_rows(**request, retry=None, timeout=_STREAM_SECONDS))
+            return next(messages, None)
         except Exception:
-            self._messages = None
+            messages = None
             raise
-        self._offset += message.row_count if message is not None else 0
-        return message
+
+    while (message := with_retries(next_message, name)) is not None:
+        offset += message.row_count
+        yield message.arrow_record_batch.serialized_record_batch
 
 
-class _QueryColumns(TypedColumns):
+class QueryColumns(TypedColumns):
     """Columns of a table, or of a query's result; the query is not run or billed until they are read."""
 
-    def __init__(self, reference: Reference, overrides: Types = NO_TYPES) -> None:
-        self._reference = reference
+    def __init__(self, source: str, overrides: Types = NO_TYPES) -> None:
+        self._reference = reference = parse(source)
         self._service = Service(reference)
         if reference.query:
             job = self._service.dry_run(reference.query)
@@ -287,7 +283,7 @@ class _QueryColumns(TypedColumns):
 
         session = self._service.session(self._table, names, self._reference)
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
-        streams = (_ReadStream(self._service.reader, stream.name) for stream in session.streams)
+        streams = (_read_stream(self._service.reader, stream.name) for stream in session.streams)
         with self._service.calling(self._reference.snapshot):
             for message in chain.from_iterable(streams):
                 rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
@@ -314,9 +310,8 @@ class BigQuery(TableRows):
     """
 
     def __init__(self, settings: PreprocessSettings) -> None:
-        reference = parse(settings.source)
-        self._own = _QueryColumns(reference, settings.columns)
-        super().__init__(reference.name, self._own, settings, ("string", "bytes"))
+        self._own = QueryColumns(settings.source, settings.columns)
+        super().__init__(parse(settings.source).name, self._own, settings, ("string", "bytes"))
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:
@@ -340,11 +335,6 @@ class BigQuery(TableRows):
         if isinstance(value, str) and "://" not in value:
             raise ValueError(f"has an image that is not a URL (gs://...) in column {self._names['image']!r}")
         return value if isinstance(value, bytes) else Span(remote_files.resolve(value), 0, WHOLE_FILE)
-
-
-def open_columns(source: str) -> TypedColumns:
-    """Returns the columns of a source without reading rows."""
-    return _QueryColumns(parse(source))
 
 
 def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections import Counter
@@ -45,7 +46,7 @@ from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature
 
-_EXAMPLE_DTYPES: Mapping[Kind, str] = {"bytes": "string", "float": "float32", "int64": "int64"}
+_DTYPES: Mapping[Kind, str] = {"bytes": "string", "float": "float32", "int64": "int64"}
 _ROWS = 1024
 
 
@@ -139,7 +140,7 @@ class _FeatureStats:
             return f"lists of {sizes[0]} to {sizes[-1]} values (pad them to one length)"
         if self.kind == "int64" and self.lengths[0] and sizes[0] > 1:
             return "lists of whole numbers that some examples lack (fill them)"
-        return _EXAMPLE_DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
+        return _DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
 
 
 def _survey(files: Sequence[TfRecordFile]) -> dict[str, _FeatureStats]:
@@ -217,7 +218,6 @@ class _ExampleColumns(TypedColumns):
 
 
 _ROLES = ("image", "label", "key")
-_DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
 _TEXT = ("utf-8", "surrogateescape")
 
 # Folders of TFX's splits. Its Evaluator uses "eval", as the gate uses the test split.
@@ -288,34 +288,31 @@ class TfRecords:
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()
         self._names = {ours: theirs.encode() for ours, theirs in names.items()}
-        # Types of the features other than the image, by Shardline's name: bytes, float or int.
-        self._types: Mapping[str, type] = {}
-        self._types = self._first_types()
+        # Kinds of the features other than the image, by Shardline's name.
+        self._kinds: Mapping[str, Kind] = {}
+        self._kinds = self._first_kinds()
         self.features = tuple(
-            Feature(ours, _DTYPES[kind]) for ours, kind in sorted(self._types.items()) if ours not in _ROLES
+            Feature(ours, _DTYPES[kind]) for ours, kind in sorted(self._kinds.items()) if ours not in _ROLES
         )
-        self._class_names: Sequence[str] | None = None
         self.numbers_copies = "key" not in self._names
 
-    @property
+    @functools.cached_property
     def class_names(self) -> Sequence[str]:
-        """The classes. Before the first iteration this reads all files once."""
-        if self._class_names is None:
-            found, read = set[Any](), self._reader()
-            for _, record in _sound_records(self._files):
-                with contextlib.suppress(ValueError):
-                    found.add(read(record.data)[2]["label"])
-            is_number = self._types["label"] is int
-            names = (name.decode(*_TEXT) for name in found) if not is_number else ()
-            self._class_names = _numbers(max(found, default=0)) if is_number else tuple(sorted(names))
-        return self._class_names
+        """The classes, for which all files are read once."""
+        found, read = set[Any](), self._reader()
+        for _, record in _sound_records(self._files):
+            with contextlib.suppress(ValueError):
+                found.add(read(record.data)[2]["label"])
+        if self._kinds["label"] == "int64":
+            return tuple(map(str, range(max(found, default=0) + 1)))
+        return tuple(sorted(name.decode(*_TEXT) for name in found))
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         """Yields the examples; the image is a span of the file unless that is compressed."""
         index: Mapping[Value, int] = {}
-        if self._types["label"] is bytes:
+        if self._kinds["label"] == "bytes":
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
-        highest, read, has_key = 0, self._reader(), "key" in self._names
+        read, has_key = self._reader(), "key" in self._names
         names = [feature.name for feature in self.features]
         for path, compression, split in self._files:
             for record in read_records(path, compression=compression):
@@ -334,28 +331,26 @@ class TfRecords:
                     yield BadExample(f"{path} record {number}", str(fault))
                     continue
                 label = index[values["label"]] if index else cast(int, values["label"])
-                highest = max(highest, label)
                 image = data[start : start + length] if compression else Span(path, offset + start, length)
                 yield Example(key, label, image, split, others)
-        if self._class_names is None:
-            self._class_names = _numbers(highest)
 
     def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
         """Returns a function that returns start and length of a record's image, and other values by name.
 
         It raises a ValueError for data that is not a tf.train.Example with the required features.
         """
-        named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
+        named = [(ours, theirs, self._kinds.get(ours)) for ours, theirs in self._names.items()]
 
         def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
             positions = locate(data)
             start, length = only_span(data, positions, self._image)
             found = {}
             for ours, theirs, expected in named:
-                value = found[ours] = only_value(data, positions, theirs)
-                if expected is not None and value.__class__ is not expected:
-                    kind = _DTYPES[expected].replace("string", "bytes")
-                    raise ValueError(f"feature {theirs.decode()!r} is {positions[theirs].kind}, not {kind}")
+                found[ours] = only_value(data, positions, theirs)
+                if expected and positions[theirs].kind != expected:
+                    raise ValueError(
+                        f"feature {theirs.decode()!r} is {positions[theirs].kind}, not {expected}"
+                    )
             label = found["label"]
             if label.__class__ is int:
                 if not 0 <= label <= LARGEST_CLASS:
@@ -366,10 +361,12 @@ class TfRecords:
 
         return read
 
-    def _first_types(self) -> dict[str, type]:
+    def _first_kinds(self) -> dict[str, Kind]:
         for path, record in _sound_records(self._files):
             try:
-                return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
+                self._reader()(record.data)
+                positions = locate(record.data)
+                return {ours: positions[theirs].kind for ours, theirs in self._names.items()}
             except ValueError as fault:
                 names = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
                 raise SourceError(
@@ -377,7 +374,3 @@ class TfRecords:
                     "features, such as image=image/encoded,label=image/class/label"
                 ) from None
         raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
-
-
-def _numbers(highest: int) -> Sequence[str]:
-    return tuple(str(number) for number in range(highest + 1))
