@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from shardline.components.model_store.store import champion_directory
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
-from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.mlflow_log import log_run
+from shardline.components.runs.platform_run import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET

@@ -1,4 +1,4 @@
-"""Causes of failures: a failed task, its exit code explained, the likely cause and the next step.
+"""Causes of failures: the lines of a log that matter, exit codes explained, likely causes, next steps.
 
 Pure functions, used for notifications and on the terminal.
 """
@@ -7,11 +7,67 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardline.trainer.base import errors
+
+#: The number of last lines that explain a failure.
+_LAST_LINES = 12
+
+_REPLICA = re.compile(r"((?:chief|worker|ps|evaluator)-\d+) \| (.*)", re.DOTALL)
+#: An error as `shardline.trainer.base.progress` renders it; "pipeline:" repeats a task's.
+_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
+_KFP = re.compile(r"\[KFP Executor [^]]*\]: ")
+#: Beginnings of lines that continue one of KFP's: a JSON document.
+_JSON = ("{", "}", " ")
+
+
+class KfpLines:
+    """Recognizes KFP's own lines in the interleaved output of several processes."""
+
+    def __init__(self) -> None:
+        self._in_kfp: set[str] = set()
+
+    def has(self, text: str, source: str = "") -> bool:
+        """Whether the next line of a process is KFP's own, or empty; `source` identifies the process."""
+        if _KFP.match(text):
+            self._in_kfp.add(source)
+            return True
+        if source in self._in_kfp and text.startswith(_JSON):
+            return True
+        self._in_kfp.discard(source)
+        return not text.strip()
+
+
+def readable(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines that are neither KFP's own nor empty.
+
+    Lines of several processes begin with the name of their replica: "worker-0 | ...".
+    """
+    kfp = KfpLines()
+    for line in lines:
+        replica, text = split_replica(line)
+        if not kfp.has(text, replica):
+            yield line
+
+
+def split_replica(line: str) -> tuple[str, str]:
+    """Returns the name of the replica at the beginning of a line, "" for none, and the rest."""
+    match = _REPLICA.fullmatch(line)
+    return (match[1], match[2]) if match else ("", line)
+
+
+def own_error(lines: Iterable[str]) -> str:
+    """Returns the message of Shardline's last error among lines; "" for none."""
+    errors = [match[2] for line in lines if (match := _ERROR.fullmatch(line))]
+    return errors[-1] if errors else ""
+
+
+def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """Returns the last readable lines, without Shardline's own errors."""
+    return tuple(line for line in readable(lines) if not _ERROR.fullmatch(line))[-_LAST_LINES:]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.runs.causes import Failure, exit_code, explain
-from shardline.components.runs.logs import last_lines, own_error, readable
+from shardline.components.runs.causes import Failure, exit_code, explain, last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
     FAILED,
@@ -39,7 +38,6 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError
 
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
-_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
 _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status (\w+)")
 #: Our names of kfp.local's states.
 _STATES = {"SUCCESS": SUCCEEDED, "FAILURE": FAILED, "SKIPPED": "not run"}
@@ -115,7 +113,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
         log = _read_lines(directory / LOG)
     except OSError as error:
         raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
-    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
+    failed = [end[1] for line in log if (end := _ENDED.fullmatch(line)) and end[2] == "FAILURE"]
     # Or the last task, where the run ended before KFP logged a failure.
     task = failed[-1] if failed else next(reversed(executed_tasks(log)), "")
     message = own_error(line.removeprefix(TASK_INDENT) for line in log)
@@ -176,10 +174,8 @@ def lines_by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
     def printed() -> Iterator[str]:
         nonlocal task
         for line in log:
-            if match := _EXECUTING.fullmatch(line):
-                task = match[1]
-            elif _ENDED.fullmatch(line):
-                task = ""
+            if (started := running_task(line)) is not None:
+                task = started
             elif task and not _FRAME.match(line):
                 yield line.removeprefix(TASK_INDENT)
 
@@ -189,7 +185,7 @@ def lines_by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def executed_tasks(log: Iterable[str]) -> list[str]:
     """Returns the names of the tasks that were executed, in order."""
-    return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+    return list(dict.fromkeys(filter(None, map(running_task, log))))
 
 
 def task_states(directory: Path, state: State) -> dict[str, str]:

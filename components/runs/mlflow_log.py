@@ -64,35 +64,14 @@ class TrackingSettings:
         return {name: value for name, value in zip(names, vars(self).values(), strict=True) if value}
 
 
-def log_run(name: str, run: RunRecord) -> None:
-    """Logs a pipeline's run that has ended; `name` is its own."""
-    status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(run.state, "KILLED")
-    links = (f"{key}: {link}" for key, link in run.links.items())  # the page makes links of addresses
-    tags = {
-        "mlflow.note.content": "\n\n".join([run.headline(), *links]),
-        **{key: value for key in ("verdict", "reason") if (value := getattr(run, key))},
-        **dict(run.explanation.rows() if run.explanation else ()),
-    }
-    tests = {f"test/{key}": value for key, value in run.metrics.items()}
-    _log(name, status, run.parameters, tags, tests, run.data, run.training, run.links.get("model", ""))
-
-
 def log_training(directory: Path) -> None:
     """Logs a training without a pipeline that has ended; `directory` is that of its model."""
-    _log(str(directory.absolute()), "FINISHED", training=str(directory))
+    name = str(directory.absolute())
+    log_run(name, RunRecord(name=name, pipeline="", state=SUCCEEDED, training=str(directory)))
 
 
-def _log(
-    name: str,
-    status: str,
-    parameters: Mapping[str, Any] | None = None,
-    tags: Mapping[str, str] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    data: Mapping[str, Any] | None = None,
-    training: str = "",
-    exported: str = "",
-) -> None:
-    """Logs to the MLflow run of this name, which is made where there is none."""
+def log_run(name: str, run: RunRecord) -> None:
+    """Logs a run that has ended to the MLflow run of this name, which is made where there is none."""
     if not (uri := os.environ.get(URI_VARIABLE)):
         return
     for variable, value in _OPTIONS.items():
@@ -100,30 +79,7 @@ def _log(
     try:
         if SECRET.fits(secret := os.environ.get(TOKEN_VARIABLE, "")):
             os.environ[TOKEN_VARIABLE] = read_secret(secret)
-        import mlflow
-
-        quote = '"' if "'" in name else "'"  # nothing in it can be escaped
-        wanted = f"tags.`{NAME_TAG}` = {quote}{name}{quote}"
-        found = _ask(mlflow.search_runs, filter_string=wanted, max_results=1, output_format="list")
-        own = {NAME_TAG: name, **{_key(key): value[:_MAX_VALUE] for key, value in (tags or {}).items()}}
-        known = found[0].info.run_id if found else None
-        run = _ask(mlflow.start_run, known, run_name=name, tags=own).info.run_id
-        try:
-            settings = {**_read_settings(training), **(parameters or {})}
-            given = {_key(key): value for key, value in settings.items() if value not in ("", (), [], {})}
-            texts = {key: str(value)[:_MAX_VALUE] for key, value in given.items()}
-            _ask(mlflow.log_params, texts, run_id=run)
-            _ask(mlflow.log_metrics, {_key(key): value for key, value in (metrics or {}).items()}, run_id=run)
-            if data:
-                _log_dataset(run, data, settings)
-            if training:
-                _log_epochs(run, files.local_path(training))
-            if exported:
-                os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
-                path = str(files.local_path(exported))
-                call_within(_UPLOAD_S, partial(mlflow.log_artifacts, path, "model", run_id=run))
-        finally:
-            _ask(mlflow.MlflowClient().set_terminated, run, status)
+        _log(name, run)
     except Exception as error:  # MLflow raises its own, and those of requests
         token = os.environ.get(TOKEN_VARIABLE, "")  # which a server may repeat
         text = str(error) if SECRET.fits(token) else str(error).replace(token or "\0", "***")
@@ -136,6 +92,46 @@ def _log(
 def _ask(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """Calls MLflow's client, whose own timeout is for each read of an answer, of which there may be many."""
     return call_within(float(os.environ[_TIMEOUT]), partial(call, *given, **options))
+
+
+def _log(name: str, record: RunRecord) -> None:
+    import mlflow
+
+    quote = '"' if "'" in name else "'"  # nothing in it can be escaped
+    wanted = f"tags.`{NAME_TAG}` = {quote}{name}{quote}"
+    found = _ask(mlflow.search_runs, filter_string=wanted, max_results=1, output_format="list")
+    tags = {NAME_TAG: name, **{_key(key): value[:_MAX_VALUE] for key, value in _tags(record).items()}}
+    known = found[0].info.run_id if found else None
+    run = _ask(mlflow.start_run, known, run_name=name, tags=tags).info.run_id
+    try:
+        settings = {**_read_settings(record.training), **record.parameters}
+        given = {_key(key): value for key, value in settings.items() if value not in ("", (), [], {})}
+        texts = {key: str(value)[:_MAX_VALUE] for key, value in given.items()}
+        _ask(mlflow.log_params, texts, run_id=run)
+        tests = {_key(f"test/{key}"): value for key, value in record.metrics.items()}
+        _ask(mlflow.log_metrics, tests, run_id=run)
+        if record.data:
+            _log_dataset(run, record.data, settings)
+        if record.training:
+            _log_epochs(run, files.local_path(record.training))
+        if exported := record.links.get("model"):
+            os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
+            path = str(files.local_path(exported))
+            call_within(_UPLOAD_S, partial(mlflow.log_artifacts, path, "model", run_id=run))
+    finally:
+        status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(record.state, "KILLED")
+        _ask(mlflow.MlflowClient().set_terminated, run, status)
+
+
+def _tags(run: RunRecord) -> dict[str, str]:
+    if not run.pipeline:
+        return {}
+    links = (f"{key}: {link}" for key, link in run.links.items())  # the page makes links of addresses
+    return {
+        "mlflow.note.content": "\n\n".join([run.headline(), *links]),
+        **{key: value for key in ("verdict", "reason") if (value := getattr(run, key))},
+        **dict(run.explanation.rows() if run.explanation else ()),
+    }
 
 
 def _key(name: str) -> str:

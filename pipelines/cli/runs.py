@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from shardline.components.runs import platform_run
 from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
-from shardline.components.runs.logs import read_log as read_platform_log
-from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.platform_run import PlatformRun, PlatformTask, read_run, resource_name
 from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, LATEST, RUNNING, RunRecord
 from shardline.components.text import facts
@@ -430,13 +429,13 @@ class VertexRun:
 
     def record(self) -> RunRecord:
         """Returns its record, with the explanation of a failure from Cloud Logging."""
-        return read_platform_record(self.platform, self.run)
+        return platform_run.read_platform_record(self.platform, self.run)
 
     def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
         """Yields what its tasks have printed, from Cloud Logging."""
         found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
         pool = f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica
-        return read_platform_log(self.platform, self.run, task, pool, follow=follow)
+        return platform_run.read_log(self.platform, self.run, task, pool, follow=follow)
 
     def cancel(self) -> tuple[bool, PlatformRun]:
         """Asks the platform to cancel it, unless it has ended; returns whether it did, and the run before."""

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
+from shardline.components.runs.causes import KfpLines, split_replica
 from shardline.components.runs.directory import TASK_INDENT, blessing, running_task
-from shardline.components.runs.logs import KfpLines, split_replica
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check.pipeline import Pipeline

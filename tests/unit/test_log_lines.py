@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardline.components.runs.logs import readable, split_replica
+from shardline.components.runs.causes import readable, split_replica
 
 
 def test_what_processes_print_is_kept_and_what_kfp_prints_is_not() -> None:
