@@ -26,8 +26,8 @@ import psutil
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import start
-from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
 from shardline.pipelines.local.process.processes import with_safe_path
+from shardline.pipelines.local.process.start import SERVER_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 

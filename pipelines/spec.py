@@ -68,10 +68,8 @@ def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[s
             f"{path} is not a compiled pipeline{kind}: it has no {', '.join(missing)}; "
             "write one with 'shardline compile', or is it cut off?"
         )
-    for where, expected, actual in _shape_errors(spec, _SPEC, ""):
-        raise PipelineError(
-            f"{path} is not a compiled pipeline: {where} must be {_NAMES[expected]}, not {actual}"
-        )
+    for wrong in _shape_errors(spec, _SPEC, ""):
+        raise PipelineError(f"{path} is not a compiled pipeline: {wrong}")
     if (version := spec.get("schemaVersion")) != "2.1.0":
         raise PipelineError(f"{path} has the schemaVersion {version}, not 2.1.0; compile it with KFP 2")
     name = spec["pipelineInfo"].get("name") or ""
@@ -189,25 +187,31 @@ _SPEC = {
     "components": {_EACH: _COMPONENT},
     "deploymentSpec": {"executors": {_EACH: _EXECUTOR}},
 }
-_NAMES: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false"}
+_NAMES = {
+    dict: "a mapping",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    object: "a value",
+}
 
 
-def _shape_errors(node: Any, shape: Any, path: str) -> Iterator[tuple[str, Any, str]]:
-    """Yields each path with a wrong type: path, expected type, actual value."""
+def _shape_errors(node: Any, shape: Any, path: str) -> Iterator[str]:
     expected: Any = shape if isinstance(shape, type) else type(shape)
     # Protobuf reads null as "not set".
     if node is None:
         return
     if not isinstance(node, expected):
-        yield path or "the pipeline", expected, repr(node)[:40]
+        yield f"{path or 'the pipeline'} must be {_NAMES[expected]}, not {repr(node)[:40]}"
     elif isinstance(shape, dict):
         for key, below in node.items():
             if not isinstance(key, str):
-                yield f"the key {key!r} of {path or 'the pipeline'}", str, type(key).__name__
+                yield f"the key {key!r} of {path or 'the pipeline'} must be a text, not {type(key).__name__}"
             elif key in shape or _EACH in shape:
                 yield from _shape_errors(below, shape.get(key, shape.get(_EACH)), f"{path}.{key}".lstrip("."))
     elif isinstance(shape, list):
         for index, below in enumerate(node):
             if below is None:
-                yield f"{path}[{index}]", shape[0] if isinstance(shape[0], type) else dict, "null"
+                kind = shape[0] if isinstance(shape[0], type) else dict
+                yield f"{path}[{index}] must be {_NAMES[kind]}, not null"
             yield from _shape_errors(below, shape[0], f"{path}[{index}]")

@@ -261,18 +261,7 @@ def as_text(value: Any) -> str:
         return UNKNOWN_TEXT
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(restore_integers(without_unknown(value)))
-
-
-def without_unknown(value: Any) -> Any:
-    """Returns a JSON value with UNKNOWN_TEXT instead of everything that is not known."""
-    if value is UNKNOWN:
-        return UNKNOWN_TEXT
-    if isinstance(value, list):
-        return [without_unknown(item) for item in value]
-    if isinstance(value, dict):
-        return {key: without_unknown(item) for key, item in value.items()}
-    return value
+    return value if isinstance(value, str) else json.dumps(restore_integers(value))
 
 
 _LAUNCHER = "google_cloud_pipeline_components.container."
@@ -301,7 +290,8 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
         for _ in range(escapes):
             text = json.dumps(text)[1:-1]
         return text
-    return value if isinstance(value, str) else json.dumps(restore_integers(without_unknown(value)))
+    known = UNKNOWN_TEXT if value is UNKNOWN else restore_integers(value)
+    return known if isinstance(value, str) else json.dumps(known)
 
 
 def payload_of(container: Mapping[str, Any]) -> str:

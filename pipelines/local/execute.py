@@ -25,7 +25,7 @@ from typing import Any
 from shardline.components.runs.record import GCS_DIRECTORY
 from shardline.pipelines.local import kfp_internals
 from shardline.pipelines.local.process import guardian, processes, start
-from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
+from shardline.pipelines.local.process.start import SERVER_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 

@@ -345,18 +345,14 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     "victim",
     [
         pytest.param("shardline.pipelines.local.execute", marks=pytest.mark.matrix),
-        "shardline.pipelines.local.process.fork_server",
-        pytest.param("shardline.pipelines.local.process.start", marks=pytest.mark.matrix),
+        "shardline.pipelines.local.process.start --serve",
+        pytest.param("shardline.pipelines.local.process.start --parent", marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:
     process, started = _start_hanging(toy, runs)
     # The shell's command line holds the text, too: its name is "sh".
-    next(
-        item
-        for item in started
-        if item.name() != "sh" and any(part.split("/")[-1] == victim for part in item.cmdline()[:5])
-    ).kill()
+    next(item for item in started if item.name() != "sh" and victim in " ".join(item.cmdline()[:5])).kill()
     output, _ = process.communicate(timeout=20)
     assert process.returncode == EXIT_FAILED
     assert "run: error: " in output

@@ -17,7 +17,7 @@ import pytest
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import fork_server, processes, start
+from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.start import Program, forkable_program
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
@@ -69,7 +69,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     for name in ("chief-0", "worker-0"):
         lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
         assert len(lines) == 2  # one for each start
-        assert all("shardline.pipelines.local.process.fork_server" in line for line in lines)
+        assert all("shardline.pipelines.local.process.start --serve" in line for line in lines)
         assert lines[0] != lines[1]  # each draws its own random numbers
     replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
@@ -166,10 +166,10 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
     monkeypatch.setenv("TEST_MARK", mark)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     with start.fork_server(os.environ) as path:
-        monkeypatch.setenv(fork_server.SERVER_VARIABLE, path)
+        monkeypatch.setenv(start.SERVER_VARIABLE, path)
         done = _run_task(dict(os.environ), 7)  # at once: it waits for the process to be ready
         assert done.returncode == 7
-        assert "shardline.pipelines.local.process.fork_server" in done.stdout
+        assert "shardline.pipelines.local.process.start --serve" in done.stdout
         assert "loaded True" in done.stdout
         assert _run_task(dict(os.environ), 0).returncode == 0
         # Started by itself where the process has gone: here one that does not listen any more.
@@ -208,8 +208,8 @@ def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() 
     containers = [one["container"] for one in _compiled()["deploymentSpec"]["executors"].values()]
     env = {item["name"]: item["value"] for one in containers for item in one.get("env", [])}
     assert "SHARDLINE_TIMEOUT" in env
-    assert fork_server.import_environment(env) == {}
-    assert fork_server.import_environment({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
+    assert start.import_environment(env) == {}
+    assert start.import_environment({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
 
 
 def _script() -> str:

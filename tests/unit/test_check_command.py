@@ -137,6 +137,7 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
         (b" " * 5_000_000, "has more than 4 MiB"),
         (yaml.safe_dump(pipeline(components=["a"])).encode(), r"components must be a mapping, not \['a'\]"),
         (yaml.safe_dump(pipeline(components={1: {}})).encode(), "the key 1 of components must be a text"),
+        (yaml.safe_dump(pipeline(parameters={"p": {"literals": [None]}})).encode(), "a value, not null"),
         (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "schemaVersion must be a text, not 2.1"),
         (yaml.safe_dump(pipeline(schemaVersion="2.2.0")).encode(), "has the schemaVersion 2.2.0, not 2.1.0"),
         (b"root: {}\nroot: {}\n", "the key 'root' is there twice, in line 2"),

@@ -144,7 +144,6 @@ class Replica:
         self.isolated = bool(launch.namespaces)  # in its job's own network
         self.preempted = False
         self.peak_memory = 0
-        self._exit_code: int | None = None
         self._started = time.monotonic()
         self.pipe, printed = os.pipe()
         self.control, guardians = socket.socketpair()
@@ -181,28 +180,27 @@ class Replica:
 
     def finish(self) -> int:
         """Kills the remaining processes, reads the last output, and returns the exit status."""
-        if self._exit_code is None:
-            self.kill()
-            report = b""
-            if select.select([self.control], [], [], 2.0)[0]:  # time to kill its process
-                with contextlib.suppress(ConnectionError):
-                    report = self.control.recv(64)
-            if not report:  # the guardian itself was killed
-                self._signal_group(signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a child of the fork server
-                os.waitpid(self._pid, 0)
-            code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
-            self._exit_code, self.peak_memory = code, memory * 1024
-            # At most the capacity of the pipe: more can only come from an escaped process.
-            remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
-            with contextlib.suppress(BlockingIOError):
-                while remaining > 0 and (data := os.read(self.pipe, remaining)):
-                    self.output.feed(data)
-                    remaining -= len(data)
-            self.output.close()
-            self.control.close()
-            os.close(self.pipe)
-        return self._exit_code
+        self.kill()
+        report = b""
+        if select.select([self.control], [], [], 2.0)[0]:  # time to kill its process
+            with contextlib.suppress(ConnectionError):
+                report = self.control.recv(64)
+        if not report:  # the guardian itself was killed
+            self._signal_group(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # a child of the fork server
+            os.waitpid(self._pid, 0)
+        code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
+        self.peak_memory = memory * 1024
+        # At most the capacity of the pipe: more can only come from an escaped process.
+        remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
+        with contextlib.suppress(BlockingIOError):
+            while remaining > 0 and (data := os.read(self.pipe, remaining)):
+                self.output.feed(data)
+                remaining -= len(data)
+        self.output.close()
+        self.control.close()
+        os.close(self.pipe)
+        return code
 
     def _signal_group(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):

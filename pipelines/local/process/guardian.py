@@ -1,7 +1,7 @@
 """Guardian of one process: starts it, exits when it exits, and kills all of its descendants.
 
 Run by path (`python -I -S guardian.py NAMESPACES COMMAND ...`) as the leader of a new session, or forked by
-`fork_server`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the
+`start`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the
 guardian adopts every orphaned descendant, in any session, and kills them all. It imports almost nothing, to
 start in a few milliseconds. NAMESPACES is the number of namespaces to join; their descriptors follow that of
 the control socket.
