@@ -34,6 +34,9 @@ PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
 #: Placeholder of an input parameter; the level says how often its value is escaped as a JSON string.
 PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape\[(\d)\])?\}\}")
 
+#: Keys of a task whose input `itemInput` gets a loop's item.
+_ITERATORS = ("parameterIterator", "artifactIterator")
+
 #: Limit for DAGs that are used many times inside DAGs that are used many times.
 _MOST_TASKS = 20_000
 
@@ -72,11 +75,6 @@ class Pipeline:
     def name(self) -> str:
         """The pipeline's name."""
         return str(mapping_at(self.spec, "pipelineInfo").get("name") or "")
-
-    @property
-    def components(self) -> dict[str, Any]:
-        """The components by name."""
-        return mapping_at(self.spec, "components")
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -165,19 +163,13 @@ class Task:
     @property
     def component(self) -> dict[str, Any]:
         """The component that it runs."""
-        return mapping_at(self.pipeline.components, self.component_name)
+        return mapping_at(self.pipeline.spec, "components", self.component_name)
 
     @property
     def container(self) -> dict[str, Any]:
         """The container that it runs; empty for a DAG or an importer."""
         label = str(self.component.get("executorLabel") or "")
         return mapping_at(self.pipeline.spec, "deploymentSpec", "executors", label, "container")
-
-    @property
-    def iterator_input(self) -> str:
-        """Name of the input that gets a loop's item; "" outside loops."""
-        iterators = (self.spec.get("parameterIterator"), self.spec.get("artifactIterator"))
-        return next((str(item.get("itemInput") or "") for item in iterators if item), "")
 
     def declared(self, kind: str) -> dict[str, Any]:
         """Returns the component's input "parameters" or "artifacts" by name."""
@@ -190,11 +182,9 @@ class Task:
     def value(self, name: str) -> Any:
         """Returns the value of an input before the run; None without one, UNKNOWN if it comes later."""
         if name not in self.inputs("parameters"):
-            return (
-                UNKNOWN
-                if name == self.iterator_input
-                else _default(mapping_at(self.declared("parameters"), name))
-            )
+            if any(mapping_at(self.spec, key).get("itemInput") == name for key in _ITERATORS):
+                return UNKNOWN
+            return _default(mapping_at(self.declared("parameters"), name))
         item = mapping_at(self.inputs("parameters"), name)
         if "runtimeValue" in item:
             return self._fill(mapping_at(item, "runtimeValue").get("constant", UNKNOWN))
@@ -213,7 +203,7 @@ class Task:
         )
         if output := mapping_at(item, "taskOutputParameter"):
             used = mapping_at(outer, "dag", "tasks", str(output.get("producerTask")), "componentRef")
-            made = mapping_at(self.pipeline.components, str(used.get("name")), "outputDefinitions")
+            made = mapping_at(self.pipeline.spec, "components", str(used.get("name")), "outputDefinitions")
             key, declared = output.get("outputParameterKey"), mapping_at(made, "parameters")
         return str(mapping_at(declared, str(key)).get("parameterType") or "")
 

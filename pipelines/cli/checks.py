@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shardline.pipelines.local.doctor import Diagnosis
 
 _COLOURS = {"error": "red", "warning": "yellow"}
-#: Tasks that are shown of a finding that several tasks have.
-_PLACES = 3
 
 
 @click.command()
@@ -102,7 +100,7 @@ def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         places = [finding.where for finding in group]
-        where = enumerate_names(places, _PLACES)
+        where = enumerate_names(places, 3)
         stream = sys.stderr if err else sys.stdout
         styled = click.style(f"{severity} {code}", _COLOURS[severity])
         click.echo(fitted(f"{styled} {where}: {why}", stream), err=err)

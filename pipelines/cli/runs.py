@@ -211,7 +211,10 @@ def _list(place: Place, limit: int, as_json: bool) -> None:
 
 
 def _row(place: str, run: PlatformRun) -> tuple[str, ...]:
-    return run.job_id, place, run.pipeline, run.state, local_time(run.created), run.duration, run.error[:80]
+    began = ""
+    if run.created:
+        began = f"{datetime.datetime.fromisoformat(run.created).astimezone():%Y-%m-%d %H:%M %Z}"
+    return run.job_id, place, run.pipeline, run.state, began, run.duration, run.error[:80]
 
 
 @click.command()
@@ -347,11 +350,6 @@ def _show(found: PlatformRun) -> None:
     click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
     if found.error:
         click.echo(f"error: {found.error}")
-
-
-def local_time(moment: str) -> str:
-    """Returns a time (RFC 3339) in the local time zone; "" for none."""
-    return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
 
 
 def _page(found: RunRecord) -> Iterator[str]:

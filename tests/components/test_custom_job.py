@@ -11,7 +11,7 @@ import pytest
 
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import processes
+from shardline.pipelines.local.process import network
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
@@ -200,7 +200,7 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
 
 
 def test_reserved_ports_can_be_bound_by_name_only() -> None:
-    with processes.reserve_ports(3) as addresses:
+    with network.reserve_ports(3) as addresses:
         assert len(set(addresses)) == 3
         host, port = addresses[0].split(":")
         with socket.socket() as server, pytest.raises(OSError, match="in use"):

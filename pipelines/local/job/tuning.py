@@ -115,14 +115,16 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._specs = {item["parameter_id"]: item for item in spec["parameters"]}
         self._space = {name: _distribution(item) for name, item in self._specs.items()}
-        self._algorithm = spec.get("algorithm", "")
+        algorithm = spec.get("algorithm", "")
+        named = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}
+        self.name = f"Optuna {optuna.__version__}, {named.get(algorithm, 'TPE')}"
         self._grid: Iterator[tuple[Any, ...]] | None = None
-        if self._algorithm == "GRID_SEARCH":
+        if algorithm == "GRID_SEARCH":
             spaces: list[Any] = list(self._space.values())
             self._grid = itertools.product(
                 *(getattr(item, "choices", None) or range(item.low, item.high + 1) for item in spaces)
             )
-        is_random = self._grid or self._algorithm == "RANDOM_SEARCH"
+        is_random = self._grid or algorithm == "RANDOM_SEARCH"
         sampler = optuna.samplers.RandomSampler(seed) if is_random else optuna.samplers.TPESampler(seed=seed)
         stops = any(rule in spec for rule in _STOPPING)
         self._study = optuna.create_study(
@@ -130,14 +132,6 @@ class Search:
             sampler=sampler,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=1) if stops else optuna.pruners.NopPruner(),
         )
-
-    @property
-    def name(self) -> str:
-        """Description of the search algorithm."""
-        algorithm = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}.get(
-            self._algorithm, "TPE"
-        )
-        return f"Optuna {optuna.__version__}, {algorithm}"
 
     def ask(self) -> Values | None:
         """Returns the parameters of the next trial; None when the search is exhausted."""

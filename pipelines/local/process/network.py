@@ -15,13 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from shardline.pipelines.local.process import namespace, processes
+from shardline.pipelines.local.process import namespace
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError
 
 #: Networks of a job: its own where the kernel allows it; its own or an error; this machine's.
 CHOICES = ("auto", "isolated", "host")
 
+HOST = "127.0.0.1"
 #: First port of a job in its own network, as on the platform; the kernel does not assign such a port to a
 #: process that asks for any free one (net.ipv4.ip_local_port_range).
 _FIRST_PORT = 2222
@@ -44,6 +45,26 @@ NO_NETWORK = (
 
 
 @contextlib.contextmanager
+def reserve_ports(count: int) -> Iterator[tuple[str, ...]]:
+    """Reserves `count` free ports while the context lasts; yields "host:port" of each, in any order.
+
+    Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
+    it to no process that asks for any free port, while a server that names it can still bind and listen:
+    TensorFlow's gRPC server sets SO_REUSEADDR only (checked with 2.21), other servers SO_REUSEPORT. So
+    no other process can take a port between its choice and its use, nor during a restart.
+    """
+    with contextlib.ExitStack() as held:
+        addresses = []
+        for _ in range(count):
+            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((HOST, 0))
+            addresses.append(f"{HOST}:{holder.getsockname()[1]}")
+        yield tuple(addresses)
+
+
+@contextlib.contextmanager
 def job_network(
     replicas: int, topic: str, requested: str
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -61,12 +82,12 @@ def job_network(
         if requested == "isolated" or (requested == "auto" and replicas > 1):
             namespaces, reason = held.enter_context(_namespaces())
             if namespaces:
-                addresses = (f"{processes.HOST}:{_FIRST_PORT + index}" for index in range(replicas))
+                addresses = (f"{HOST}:{_FIRST_PORT + index}" for index in range(replicas))
                 yield tuple(addresses), namespaces
                 return
         if reason and requested == "isolated":
             raise PipelineError(f"the job cannot have a network of its own: {reason}; {REMEDY}")
-        reserved = held.enter_context(processes.reserve_ports(replicas))
+        reserved = held.enter_context(reserve_ports(replicas))
         if replicas > 1:
             ports = ", ".join(sorted(address.rpartition(":")[2] for address in reserved))
             hint = (

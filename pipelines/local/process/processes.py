@@ -1,4 +1,4 @@
-"""Process helpers: stop without orphans, signals, environments, temporary directories, loopback ports."""
+"""Process helpers: stop without orphans, signals, environments, temporary directories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -166,29 +165,6 @@ def signal_all(targets: list[psutil.Process], signum: int) -> None:
     for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signum)
-
-
-HOST = "127.0.0.1"
-
-
-@contextlib.contextmanager
-def reserve_ports(count: int) -> Iterator[tuple[str, ...]]:
-    """Reserves `count` free ports while the context lasts; yields "host:port" of each, in any order.
-
-    Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
-    it to no process that asks for any free port, while a server that names it can still bind and listen:
-    TensorFlow's gRPC server sets SO_REUSEADDR only (checked with 2.21), other servers SO_REUSEPORT. So
-    no other process can take a port between its choice and its use, nor during a restart.
-    """
-    with contextlib.ExitStack() as held:
-        addresses = []
-        for _ in range(count):
-            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind((HOST, 0))
-            addresses.append(f"{HOST}:{holder.getsockname()[1]}")
-        yield tuple(addresses)
 
 
 _PREFIX, _NEW, _LOCK = "shardline-job-", "shardline-new-", "lock"
