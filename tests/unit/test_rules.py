@@ -378,7 +378,7 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
         (
             sound(0.938, champion=0.95, lead=BARELY),
             "undecided",
-            "Blessed: 1.2 points worse than the champion on 180 examples",
+            "1.2 points worse than the champion on 180 examples, which may be within what is allowed",
         ),
         # By more than the tolerance, but perhaps by chance.
         (
@@ -602,7 +602,9 @@ def test_what_is_not_decided_is_left_to_the_policy():
     assert blocked.headline == blessed.headline.replace("Blessed", "Not blessed")
     words = "accuracy >= champion (within 0.01) is not"
     assert blocked.explain().startswith(f"blocked by the rule champion: {words}")
-    assert blocked.explain().endswith("leave open whether it is worse: -0.005, within -0.03 to +0.02)")
+    assert blocked.explain().endswith(
+        "leave open whether it is worse than allowed: -0.005, within -0.03 to +0.02)"
+    )
 
 
 def test_several_labels_are_not_decided_in_one_sentence():

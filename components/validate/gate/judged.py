@@ -186,7 +186,8 @@ def _describe_difference(rule: JudgedRule, evaluation: Evaluation) -> str:
     by += f" in {rule.metric}" if label or metric not in SHARES or metric == OF_RARE else ""
     if rule.verdict == "undecided":
         found = f"{by} than {other}" if difference else f"as good as {other}"
-        chance = ", which may be chance" if difference else ""
+        surely = rule.difference and not rule.difference[0] <= 0 <= rule.difference[1]
+        chance = f", which may be {'within what is allowed' if surely else 'chance'}" if difference else ""
         power = "" if label else _describe_power(rule, evaluation)
         return f"{found} on {evaluation.sample}{chance}{power}"
     if not difference:

@@ -375,7 +375,8 @@ def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison
         judged = replace(judged, champion=None if rule.reference == "baseline" else right)
     start = "worse beyond doubt: " if first.difference else "worse, as measured: " * bool(rule.reference)
     if not worse:
-        start = f"{'too few examples' if first.slice else sample} leave open whether it is worse: "
+        start = f"{'too few examples' if first.slice else sample} leave open whether it is worse"
+        start += " than allowed: " if rule.within else ": "
     is_other = rule.worst and (verdict != "passed" or rule.within is not None)  # a note on another slice
     notes = ["" if is_other else judged.note]
     notes += [start + enumerate_names(texts, MAX_NAMES, "; ")] * (verdict != "passed")
