@@ -13,7 +13,16 @@ from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex.client import Platform
-from shardline.components.vertex.forms import IMAGE, KEY, NETWORK, REGION, Form, check_forms, other_region
+from shardline.components.vertex.forms import (
+    IMAGE,
+    KEY,
+    NETWORK,
+    REGION,
+    Form,
+    check_forms,
+    check_labels,
+    other_region,
+)
 from shardline.components.vertex.job import (
     Cluster,
     CustomJobSettings,
@@ -179,7 +188,13 @@ _REGISTRY = Form(
     "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
 )
 #: The registry receives this account's token.
-_FORMS = {"registry": _REGISTRY, "location": REGION, "network": NETWORK, "encryption_spec_key_name": KEY}
+_FORMS = {
+    "registry": _REGISTRY,
+    "location": REGION,
+    "network": NETWORK,
+    "encryption_spec_key_name": KEY,
+    "pipeline_root": Form("gs://[^/]+(/.*)?", "gs://BUCKET/PATH"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +234,14 @@ NAMES = tuple(item.name for item in fields(Environment) if item.name != "file")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """Returns the table of a settings file, values unchecked; raises as `load_environment`."""
+    """Returns the table of a settings file, which may lack anything; raises as `load_environment`."""
     content = read_settings_file(path).get(TABLE, {})
     with error_prefix(f"{path}: "):
         check_tables({TABLE: content})
-        return read_fields(Environment, content, f"{TABLE}.", leave_out=("file",), whole=False)
+        found = read_fields(Environment, content, f"{TABLE}.", leave_out=("file",), whole=False)
+        check_forms(_FORMS, found)
+        check_labels(found.get("tags", {}))
+        return found
 
 
 def load_environment(

@@ -12,7 +12,7 @@ from shardline.components.vertex.forms import (
     MODEL,
     Form,
     check_forms,
-    wrong_label,
+    check_labels,
 )
 from shardline.trainer.base.errors import SettingsError
 
@@ -68,5 +68,4 @@ class ModelUpload:
 
     def __post_init__(self) -> None:
         _check_texts(self)
-        if wrong := wrong_label(self.tags):
-            raise SettingsError(f"tags have lower-case letters, digits, _ and -, 63 at most, got {wrong!r}")
+        check_labels(self.tags)

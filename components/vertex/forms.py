@@ -41,7 +41,7 @@ KEY = Form(
     r"projects/[\w:.-]+/locations/[a-z0-9-]+/keyRings/[\w-]+/cryptoKeys/[\w-]+",
     "projects/P/locations/L/keyRings/RING/cryptoKeys/KEY",
 )
-REGION = Form(r"[a-z0-9-]+", "a region such as europe-west4")
+REGION = Form(r"[a-z]+-[a-z]+\d+", "a region such as europe-west4")
 DISPLAY_NAME = Form(r"[^\n]{1,128}", "a text of 1 to 128 characters")
 #: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine fractional
 #: digits, terminated by 's'".
@@ -54,6 +54,12 @@ def wrong_label(labels: Mapping[str, Any]) -> str:
     """Returns the first label that the API does not take, KEY=VALUE; "" if it takes all."""
     texts = [f"{key}={value}" for key, value in labels.items() if "{{$" not in str(value)]
     return next((text for text in texts if text != text.lower() or not _LABEL.fullmatch(text)), "")
+
+
+def check_labels(labels: Mapping[str, Any]) -> None:
+    """Raises SettingsError where the API does not take a label, which the settings call a tag."""
+    if wrong := wrong_label(labels):
+        raise SettingsError(f"tags have lower-case letters, digits, _ and -, 63 at most, got {wrong!r}")
 
 
 def check_forms(forms: Mapping[str, Form], values: Mapping[str, Any]) -> None:
@@ -72,7 +78,7 @@ def check_ranges(values: Mapping[str, Any], **ranges: tuple[int, int]) -> None:
 
 def other_region(name: str, region: str) -> str:
     """Returns the region in a resource's name, or of the zone in it, unless it is `region`; else ""."""
-    found = re.search(r"/(locations|zones)/([^/]+)/", name)
+    found = re.search(r"/(locations|regions|zones)/([^/]+)/", name)
     place = re.sub("-[a-z]$", "", found[2]) if found else region
     return "" if place == region else place
 

@@ -255,10 +255,12 @@ def test_a_run_without_a_place_for_its_champion_is_said_and_then_refused() -> No
     assert check_run(SENT, said)[0] == said
 
 
-def test_a_tensorboard_is_in_the_region_of_the_run() -> None:
-    for region, found in (("us-east1", True), ("europe-west4", False)):
-        findings = check(Pipeline(job(tensorboard=TENSORBOARD), location=region))
-        assert ("SL217" in {finding.code for finding in findings}) == found
+def test_a_tensorboard_and_a_network_are_in_the_region_of_the_run() -> None:
+    attachment = "projects/p/regions/europe-west4/networkAttachments/a"
+    for used in ({"tensorboard": TENSORBOARD}, {"psc_interface_config": {"network_attachment": attachment}}):
+        for region, found in (("us-east1", True), ("europe-west4", False)):
+            findings = check(Pipeline(job(**used), location=region))
+            assert ("SL217" in {finding.code for finding in findings}) == found
 
 
 def test_an_endpoint_and_a_key_are_in_the_region_of_the_run() -> None:

@@ -65,15 +65,21 @@ def test_a_registry_of_a_wrong_form_is_refused() -> None:
         ("[vertex]\nproject = 3\n", "vertex.project must be text, got 3"),
         ('[vertex]\nfile = "b"\n', "unknown key vertex.file"),
         ("vertex = 3\n", "vertex must be a table"),
+        ('[vertex]\nlocation = "europe-west4-a"\n', "location must be a region such as europe-west4"),
+        ('[vertex]\npipeline_root = "s3://b/runs"\n', "pipeline_root must be gs://BUCKET/PATH, got 's3:"),
+        ('[vertex]\nnetwork = "default"\n', "network must be projects/NUMBER/global/networks/NAME"),
+        ('[vertex]\ntags = { Team = "x" }\n', "tags have lower-case letters"),
         ("[vertex\n", "is not TOML"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.toml").write_text(text)
-    with pytest.raises(SettingsError) as error:
-        load_environment(tmp_path / "a.toml", PLACE, {})
-    assert message in str(error.value)
-    assert str(tmp_path / "a.toml") in str(error.value)
+    # As `check` reads it, and every command that needs a platform.
+    for read in (read_environment, lambda path: load_environment(path, PLACE, {})):
+        with pytest.raises(SettingsError) as error:
+            read(tmp_path / "a.toml")
+        assert message in str(error.value)
+        assert str(tmp_path / "a.toml") in str(error.value)
 
 
 def test_the_example_says_where_on_the_platform() -> None:

@@ -231,6 +231,8 @@ def _resources(part: Pipeline | Task | Job) -> Iterator[tuple[str, Any]]:
     else:
         yield "the encryption key", mapping_at(part.content, "encryption_spec").get("kms_key_name")
         yield "the TensorBoard", part.spec.get("tensorboard")
+        interface = mapping_at(part.spec, "psc_interface_config")
+        yield "the network attachment", interface.get("network_attachment")
         for pool in part.pools:
             for reservation in list_at(pool.machine, "reservation_affinity", "values"):
                 yield "a reservation", reservation
