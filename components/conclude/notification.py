@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from shardline.components.model_store.store import champion_directory
+from shardline.components.model_store.champions import champion_directory
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.mlflow_log import log_run

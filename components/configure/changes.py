@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components import model_store
 from shardline.components.configure.fingerprint import (
     DIGEST,
     Fingerprint,
@@ -26,12 +25,13 @@ from shardline.components.configure.fingerprint import (
     fingerprint,
     initial_model_digest,
 )
-from shardline.components.model_store import Verdict, read_part
-from shardline.components.model_store.champions import check_champion, published_by
-from shardline.components.model_store.store import (
+from shardline.components.model_store import BLESSING_FILE, Verdict, read_part
+from shardline.components.model_store.champions import (
     VERSIONS,
     champion_directory,
+    check_champion,
     open_store,
+    published_by,
     refuse_container_path,
 )
 from shardline.components.preprocess.schema import schema
@@ -334,7 +334,7 @@ def write_history(
     """
     if not history_uri:
         return
-    verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
+    verdict = read_part(exported, BLESSING_FILE, Verdict)
     run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

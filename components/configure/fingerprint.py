@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.model_store import MODEL_FILE
-from shardline.components.model_store.champions import current
-from shardline.components.model_store.store import champion_directory
+from shardline.components.model_store.champions import champion_directory, current
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table

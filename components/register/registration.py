@@ -9,7 +9,7 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Export, champions
-from shardline.components.model_store.store import open_store, refuse_container_path
+from shardline.components.model_store.champions import open_store, refuse_container_path
 from shardline.components.register.settings import PIPELINE_LABEL
 from shardline.components.runs.record import on_platform
 from shardline.components.vertex.client import Platform, call_api

@@ -16,8 +16,7 @@ from typing import Any
 
 from shardline.components.configure.changes import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
-from shardline.components.model_store.champions import check_champion
-from shardline.components.model_store.store import champion_directory
+from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, progress

@@ -15,7 +15,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
 from shardline.components.model_store import Export
-from shardline.components.model_store.store import require_store
+from shardline.components.model_store.champions import require_store
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions

@@ -229,8 +229,7 @@ def _row(item: Version, pointer: Pointer) -> tuple[str, ...]:
 
 def _facts(directory: str, version: Version, pointer: Pointer) -> dict[str, str]:
     from shardline.components.model_store import EXPORT_FILE, Export
-    from shardline.components.model_store.champions import read_record
-    from shardline.components.model_store.store import open_store
+    from shardline.components.model_store.champions import open_store, read_record
 
     export = read_record(directory, version, EXPORT_FILE, Export)
     # The first metrics are those of quality; `list --json` has all.

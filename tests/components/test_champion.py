@@ -7,10 +7,9 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.model_store import champions, store
-from shardline.components.model_store.champions import current, promote, rollback
+from shardline.components.model_store import champions
+from shardline.components.model_store.champions import TextFile, current, open_store, promote, rollback
 from shardline.components.model_store.champions import versions as all_versions
-from shardline.components.model_store.store import TextFile, open_store
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.cli.run import _directory_name
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -263,7 +262,7 @@ def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names,
     exported = write_export(tmp_path / "model")
 
     for refused in (
-        lambda: store.require_store(store_uri),
+        lambda: champions.require_store(store_uri),
         lambda: champions.check_champion(store_uri),
         lambda: champions.publish(exported, store_uri, quality="0.9"),
         lambda: champions.promote(store_uri, f"{exported}/"),

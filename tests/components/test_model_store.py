@@ -20,9 +20,17 @@ from typing import Any
 
 import pytest
 
-from shardline.components.model_store import champions, store
-from shardline.components.model_store.champions import current, promote, publish, rollback, versions
-from shardline.components.model_store.store import BucketStore, DiskStore, open_store
+from shardline.components.model_store import champions
+from shardline.components.model_store.champions import (
+    BucketStore,
+    DiskStore,
+    current,
+    open_store,
+    promote,
+    publish,
+    rollback,
+    versions,
+)
 from shardline.components.storage import bucket
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
@@ -367,7 +375,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.Monkey
 def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(champions, "_LOCK_TIMEOUT_S", 0.1)
     publish_next(write_export(tmp_path / "model"), tmp_path / "models")
     path = tmp_path / "models" / ".lock"
     assert path.stat().st_mode & 0o777 == 0o666  # other users publish, too

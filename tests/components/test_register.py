@@ -6,8 +6,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.model_store.champions import current, publish
-from shardline.components.model_store.store import champion_directory
+from shardline.components.model_store.champions import champion_directory, current, publish
 from shardline.components.register.component import register
 from shardline.components.register.registration import register_model
 from shardline.components.runs import record

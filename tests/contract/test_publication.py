@@ -14,8 +14,7 @@ from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components.model_store.champions import current, versions
-from shardline.components.model_store.store import DiskStore
+from shardline.components.model_store.champions import DiskStore, current, versions
 from shardline.components.register.component import register, serving_model
 from shardline.components.register.settings import PIPELINE_LABEL
 from shardline.components.runs import record

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from shardline.components import model_store
-from shardline.components.model_store.champions import Version, current, publish
-from shardline.components.model_store.store import VERSION_FILE
+from shardline.components.model_store.champions import VERSION_FILE, Version, current, publish
 from shardline.trainer.base.files import TEMPORARY
 
 #: The metrics of each of them.

@@ -19,8 +19,7 @@ import xxhash
 
 from shardline.components import model_store
 from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
-from shardline.components.model_store.champions import Version
-from shardline.components.model_store.store import champion_directory, open_store, require_store
+from shardline.components.model_store.champions import Version, champion_directory, open_store, require_store
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
 from shardline.components.validate.export.signatures import CALLS, ServedModel

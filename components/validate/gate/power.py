@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
-from shardline.components.model_store.store import require_store
+from shardline.components.model_store.champions import require_store
 from shardline.components.validate.gate.gate import CHAMPION, DEFAULT_RULES, LEVEL
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
