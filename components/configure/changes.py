@@ -3,48 +3,49 @@
     HISTORY/latest.json             the last run that trained; replaced atomically
     HISTORY/datasets/<key>.json     the last dataset with the same content
 
-A failed run writes neither: the next one trains.
+A failed run writes neither: the next one trains. Content is identified by the names, sizes and versions of
+its files; code by the text of Shardline's own and the user's plug-in modules, and by the versions of the
+training libraries. No module of a user is imported for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.configure.fingerprint import (
-    DIGEST,
-    Fingerprint,
-    code_versions,
-    fingerprint,
-    initial_model_digest,
-)
-from shardline.components.model_store import BLESSING_FILE, Verdict, read_part
-from shardline.components.model_store.champions import (
-    VERSIONS,
-    champion_directory,
-    check_champion,
-    open_store,
-    published_by,
-    refuse_container_path,
-)
+from shardline.components.model_store import BLESSING_FILE, MODEL_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
+from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
+from shardline.components.preprocess.sources.columns import is_pattern, open_table
+from shardline.components.storage import remote_files
+from shardline.components.storage.remote_files import File, files_below, find_files, match_files
 from shardline.components.text import quality, truncate
+from shardline.components.text import size as size_text
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_formats
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, plugins
 from shardline.trainer.base.deserialize import load, own_fields, read, restore
-from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError, SourceError
+from shardline.trainer.base.errors import (
+    DatasetError,
+    ModelError,
+    RunError,
+    SettingsError,
+    ShardlineError,
+    SourceError,
+)
 from shardline.trainer.base.progress import fact, report
+from shardline.trainer.base.settings import plugin_references
 from shardline.trainer.data import manifest as manifests
 
 LATEST, DATASETS = "latest.json", "datasets"
@@ -56,6 +57,32 @@ _MAX_DAYS = 400
 _EPOCH = 1970
 #: Largest number of changes that are listed, and of characters of a value that are shown.
 _MAX_NAMED, _MAX_VALUE = 3, 60
+#: How a listing is identified, by whether its versions are generations of a bucket's objects.
+_LISTINGS = {
+    frozenset({False}): "names, sizes and times",
+    frozenset({True}): "names, sizes and generations",
+    frozenset({False, True}): "names, sizes, times and generations",
+}
+#: Prefix of a version that is a digest of source files.
+_DIGEST = "sha256:"
+
+_OWN = ("shardline.trainer", "shardline.components")
+_LIBRARIES = ("tensorflow", "keras")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """A source's content at some time.
+
+    Attributes:
+        known_by: How the content is identified; "" where it is not, and any two contents may differ.
+        digest: Equal for equal content with the same `known_by`.
+        text: Description for people: "1,234 files, 5.6 MB", or why the content is not known.
+    """
+
+    known_by: str
+    digest: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +143,7 @@ def describe_changes(last: State, now: State) -> list[str]:
     for name in {**now.code, **last.code}:
         was, is_now = last.code.get(name, "missing"), now.code.get(name, "missing")
         if was != is_now:
-            is_digest = DIGEST in was + is_now
+            is_digest = _DIGEST in was + is_now
             changes.append(
                 f"the code of {name} has changed" if is_digest else f"{name} was {was}, is {is_now}"
             )
@@ -203,17 +230,17 @@ def detect_changes(
     _check_export(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
     _check_rules(gate, data)
-    refuse_container_path("champion_uri", gate.champion_uri)
-    refuse_container_path("history_uri", history_uri)
+    champions.refuse_container_path("champion_uri", gate.champion_uri)
+    champions.refuse_container_path("history_uri", history_uri)
     if gate.champion_uri:
-        check_champion(gate.champion_uri)
+        champions.check_champion(gate.champion_uri)
 
     def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
         return Configured(changed, source, digest, reason, state, blessed, **objects)
 
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
-    history = champion_directory(history_uri)
+    history = champions.champion_directory(history_uri)
     with crash.output_errors(f"write to {history}", "choose another history_uri"):
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
     content = fingerprint(data)
@@ -244,7 +271,7 @@ def _check_export(formats: Sequence[str], data: PreprocessSettings) -> None:
     check_formats(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        table = columns.open_table(path)[0] if form == "table" else bigquery.QueryColumns(data.source)
+        table = open_table(path)[0] if form == "table" else bigquery.QueryColumns(data.source)
         check_formats(formats, table="image" not in table.types)
 
 
@@ -286,7 +313,8 @@ def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
         fact("quality", reached, f"{reached} (of {last.run})")
     fact("blessed", last.blessed, f"{last.verdict} (of {last.run})")
     if last.champion:
-        published = open_store(last.state.settings["champion_uri"]).location(f"{VERSIONS}/{last.champion}")
+        version = f"{champions.VERSIONS}/{last.champion}"
+        published = champions.open_store(last.state.settings["champion_uri"]).location(version)
         fact("champion", published, f"{published} (of {last.run})")
     return reason
 
@@ -320,7 +348,7 @@ def dataset_key(history: Path, key: str) -> str:
 def record_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
     """Records that a dataset is complete; `fingerprint` comes from `dataset_key`."""
     key, _, nonce = fingerprint.rpartition("-")
-    path = champion_directory(history_uri) / DATASETS / f"{key}.json"
+    path = champions.champion_directory(history_uri) / DATASETS / f"{key}.json"
     if path.exists():
         files.write_json(path, asdict(CachedDataset(nonce=nonce, uri=uri)))
 
@@ -335,6 +363,7 @@ def write_history(
     if not history_uri:
         return
     verdict = read_part(exported, BLESSING_FILE, Verdict)
+    is_published = verdict.blessed and champion_uri
     run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -342,12 +371,136 @@ def write_history(
         blessed=verdict.blessed,
         verdict=verdict.summary,
         metrics=verdict.metrics,
-        champion=published_by(exported, champion_uri, job_name) if verdict.blessed and champion_uri else "",
+        champion=champions.published_by(exported, champion_uri, job_name) if is_published else "",
         state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
     )
-    history = champion_directory(history_uri)
+    history = champions.champion_directory(history_uri)
     try:
         files.write_json(history / LATEST, asdict(run))
     except OSError as error:  # the previous run remains the last one
         raise RunError(f"cannot write to {history}: {error.strerror}; the run is not recorded") from error
     report(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")
+
+
+def fingerprint(settings: PreprocessSettings) -> Fingerprint:
+    """Returns the fingerprint of the source that the settings name.
+
+    Files are identified by name, size and modification time, or in a bucket by the object's generation, not
+    by the path of their directory. A plug-in is identified by the text that its method `fingerprint()`
+    returns, and not at all without one. The digits, and datasets of TFDS without data_dir, change with their
+    package only; tables of BigQuery are identified by modification time, rows and bytes where possible.
+    Raises SourceError when the source cannot be read.
+    """
+    form, _, rest = settings.source.partition(":")
+    if settings.source == "digits" or (form == "tfds" and not settings.data_dir):
+        package = "tensorflow-datasets" if form == "tfds" else "scikit-learn"
+        if version := plugins.installed_version(package):
+            return Fingerprint(known_by="version", digest=version, text=f"{package} {version}")
+        return Fingerprint(known_by="", digest="", text=f"{package} is not installed")
+    if form == "bigquery":
+        content, text = bigquery.version(settings.source, settings.features)
+        digest = hashlib.sha256(content.encode()).hexdigest() if content else ""
+        return Fingerprint(known_by="version" if content else "", digest=digest, text=text)
+    if not rest or form not in ("images", "text", "tfds", "tfrecord", "table"):
+        return _fingerprint_of_plugin(settings)
+    if form in ("images", "text"):
+        labels = match_files(settings.labels) if settings.labels else iter(())
+        return _fingerprint_of_files(itertools.chain(labels, files_below(rest)))
+    if form == "tfds":
+        return _fingerprint_of_files(files_below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
+    if form == "table" and _has_images(rest, settings):
+        _, directory = open_table(rest)
+        return _fingerprint_of_files(itertools.chain(match_files(rest), files_below(directory or ".")))
+    return _fingerprint_of_files(match_files(rest))
+
+
+def _has_images(table: str, settings: PreprocessSettings) -> bool:
+    """Whether a table may name image files, which are below its directory."""
+    if "image" in settings.features:
+        return True
+    path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
+    if not path.lower().endswith(".csv"):
+        return "image" in open_table(path)[0].types  # any of the JSON lines may name one
+    with remote_files.as_source_error(path), remote_files.as_text(remote_files.open_read(path)) as lines:
+        return "image" in lines.readline()
+
+
+def _fingerprint_of_files(found: Iterable[File]) -> Fingerprint:
+    digest, kinds = hashlib.sha256(), set[bool]()
+    count = size = 0
+    for file in found:
+        count += 1
+        size += file.size
+        kinds.add(file.is_generation)
+        digest.update(repr((file.name, file.size, file.version)).encode())
+    text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
+    return Fingerprint(known_by=_LISTINGS[frozenset(kinds or {False})], digest=digest.hexdigest(), text=text)
+
+
+def _fingerprint_of_plugin(settings: PreprocessSettings) -> Fingerprint:
+    source = open_source(settings)
+    own = getattr(source, "fingerprint", None)
+    if own is None:
+        why = f"{settings.source} has no method fingerprint() -> str"
+        return Fingerprint(known_by="", digest="", text=why)
+    with plugins.calling(f"fingerprint() of {settings.source!r} failed", SourceError):
+        text = own()
+    if not isinstance(text, str) or not text:
+        raise SourceError(f"fingerprint() of {settings.source!r} must return a text, got {text!r}")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Fingerprint(known_by="its own fingerprint", digest=digest, text=text[:80])
+
+
+def initial_model_digest(uri: str) -> str:
+    """Returns the digest of the model file that training starts from; "" where it cannot be read here.
+
+    `uri` is a file, a directory that holds one, or a model store, as in the trainer's option.
+    """
+    try:
+        path = champions.champion_directory(uri)
+        if path.is_dir():
+            champion = champions.current(path)
+            path = path / (champion.path if champion else "") / MODEL_FILE
+        with path.open("rb") as file:
+            return _DIGEST + hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except (OSError, ShardlineError) as error:
+        if crash.is_machine_failure(error):
+            raise
+        return ""  # only the replicas mount it, or it is missing, which training reports
+
+
+def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the versions of all code that may change a result, by name; imports none of it.
+
+    A plug-in's version is a digest of all Python files of its top-level package, or of its module's directory
+    where it has no package: it may import any of them.
+    """
+    versions = {"shardline": _code_digest(path for name in _OWN for path in plugins.python_files(name))}
+    for name in plugins.packages(plugins_of(parameters).values()):
+        versions[name] = _code_digest(plugins.python_files(name))
+    return versions | {name: version for name in _LIBRARIES if (version := plugins.installed_version(name))}
+
+
+def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the import strings among the parameters of a run, by the parameter that names each."""
+    options = parameters.get("train_options")
+    if isinstance(options, str):  # from a command line
+        with contextlib.suppress(ValueError):
+            options = json.loads(options)
+    options = options if isinstance(options, Mapping) else {}
+    training = plugin_references({**options, "model": parameters.get("model")})
+    plugin_names = {
+        name if name == "model" else f"train_options.{name}": value for name, value in training.items()
+    }
+    source = parameters.get("source")
+    if isinstance(source, str) and is_plugin(source):
+        plugin_names["source"] = source
+    return plugin_names
+
+
+def _code_digest(paths: Iterator[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.parent.name}/{path.name}\0".encode(errors="surrogateescape"))
+        digest.update(path.read_bytes())
+    return _DIGEST + digest.hexdigest()[:16]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.configure import changes, fingerprint
+from shardline.components.configure import changes
 from shardline.components.model_store import champions
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageReader
 from shardline.components.preprocess.sources import directories
@@ -43,7 +43,7 @@ READERS = {
         ".shardline/publishing",
         lambda path: WorkDirectory(path.parents[1]).is_published(),
     ),
-    "an initial model": ("model.keras", lambda path: fingerprint.initial_model_digest(str(path))),
+    "an initial model": ("model.keras", lambda path: changes.initial_model_digest(str(path))),
     "the keys of a model": ("training.keys", lambda path: champion.read_published(path.parent, None)),
     "an image": ("image", read_image),
     "a text": ("text", read_text),

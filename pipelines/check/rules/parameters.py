@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.configure.fingerprint import plugins_of
+from shardline.components.configure.changes import plugins_of
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import check_parameters, check_values, convert
