@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Batches, BatchSequence, check_counts, check_whole_number
+from shardline.trainer.adapters.adapter import BatchSequence, check_counts, check_whole_number
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import IdentityRecord
 from shardline.trainer.checkpoint.preemption import Preemption, during_a_call
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.datasets import Watch, drawing_datasets
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
-from shardline.trainer.loop.build import BuildModel, build_with_variables, learning_rates
+from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.callbacks import Hooks, check_callback
-from shardline.trainer.loop.engine import make_engine
-from shardline.trainer.loop.loop import Engine, ResumePoint, Training
+from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import TrainingRun, Watchdog
@@ -141,11 +139,11 @@ def fit(
             _report_shuffles(process, train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
-        run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
-        _check_same_call(run, model, validation)
-        others = [callback for callback in chosen if callback not in backups]
+        chosen_data = {"data": data, "validation": validation, "validation_freq": frequency}
+        run = _make_run(process.for_model(model), settings, checkpoint_dir, **chosen_data)
+        _check_same_call(run, model)
         with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
-            history = _train(run, model, others, validation, sigterm, int(initial_epoch), shown)
+            history = _train(run, model, chosen, sigterm, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
             for backup in backups:  # BackupAndRestore removes its checkpoints after training
@@ -188,28 +186,18 @@ def _validation_epochs(validation_freq: int | Collection[int]) -> int | Collecti
 
 
 def _make_run(
-    process: Process,
-    settings: TrainSettings,
-    data: Batches,
-    checkpoint_dir: str | Path | None,
-    frequency: int | Collection[int],
+    process: Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
 ) -> TrainingRun:
     strategies.check_settings(settings, process.strategy_name)
-    limit = settings.stall_timeout if process.cluster.tasks else 0.0
     return TrainingRun(
-        settings=settings,
-        cluster=process.cluster,
-        peers=process.peers,
-        strategy=process.strategy,
-        strategy_name=process.strategy_name,
+        **vars(replace(process, settings=settings)),
         checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
-        watchdog=Watchdog(process.cluster.name, limit),
-        data=data,
-        validation_freq=frequency,
+        watchdog=Watchdog(process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0),
+        **data,
     )
 
 
-def _check_same_call(run: TrainingRun, model: keras.Model, validation: Batches | None) -> None:
+def _check_same_call(run: TrainingRun, model: keras.Model) -> None:
     """Raises SettingsError when the call differs between processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
@@ -219,7 +207,7 @@ def _check_same_call(run: TrainingRun, model: keras.Model, validation: Batches |
         "steps_per_epoch": run.data.steps,
     }
     config = {"call": call, "data": {}}
-    for name, data in (("train_data", run.data), ("validation_data", validation)):
+    for name, data in (("train_data", run.data), ("validation_data", run.validation)):
         call[name], config["data"][f"a first batch of {name} with sum"] = data.digest if data else ("", "")
     blob = json.dumps(config, default=plugins.identify).encode()
     configs = [json.loads(each) for each in run.collectives.gather_bytes(blob)]
@@ -232,34 +220,31 @@ def _train(
     run: TrainingRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
-    validation: Batches | None,
     sigterm: Preemption,
     initial_epoch: int,
     verbose: int,
 ) -> keras.callbacks.History:
-    counters = Counters(run.replicas)
     history = keras.callbacks.History()
+    callbacks = [each for each in callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)]
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief and not has_bar else []
-    hooks = Hooks(run, [*callbacks, history], bars)
+    hooks = Hooks(run, [*callbacks, history], bars, verbose)
     with run.strategy.scope():
         weigh_output_losses(model)
 
     if isinstance(run.data, BatchSequence):
         run.data.watch(_watch_skipping(run))
 
-    def engine(position: Position) -> Engine:
-        return make_engine(run, model, validation, position, batch=run.data.first_batch)
-
-    steps = initial_epoch * run.data.steps
-    beginning = ResumePoint(
-        run.data.description,
-        IdentityRecord.of(run.settings, run.replicas, learning_rates(model)),
-        run.data.fixed,
-        Position(initial_epoch, 0, steps),
-    )
     training = Training(
-        run, model, hooks, beginning, engine, counters=counters, preemption=sigterm, verbose=verbose
+        run,
+        model,
+        hooks,
+        data=run.data.description,
+        fixed=run.data.fixed,
+        counters=Counters(),
+        preemption=sigterm,
+        beginning=Position(initial_epoch, 0, initial_epoch * run.data.steps),
+        batch=run.data.first_batch,
     )
     with contextlib.closing(training.checkpoints):
         training.run()

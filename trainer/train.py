@@ -14,9 +14,8 @@ import tensorflow as tf
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import ModelError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings, output_dirs
-from shardline.trainer.checkpoint.identity import Identity, IdentityRecord, check_model_dir
+from shardline.trainer.checkpoint.identity import Identity, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
@@ -25,16 +24,9 @@ from shardline.trainer.data import examples, transforms
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import evaluator
-from shardline.trainer.loop.build import (
-    accumulate_gradients,
-    build,
-    create_variables,
-    learning_rates,
-    model_function,
-)
+from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
 from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks
-from shardline.trainer.loop.engine import make_engine
-from shardline.trainer.loop.loop import Engine, ResumePoint, Training
+from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
@@ -123,22 +115,21 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     prepared = run.preparation()
     model, interface = _assemble(run, prepared)
     run = replace(run, data=_formed(run.data, interface))
+    if "validation" in run.manifest.splits:
+        run = replace(run, validation=_formed(input_pipeline(run, run.manifest, "validation"), interface))
     if chief:
         announce(run, interface)
-    counters = Counters(run.replicas)
-
-    def engine(position: Position) -> Engine:
-        validation = None
-        if "validation" in run.manifest.splits:
-            validation = _formed(input_pipeline(run, run.manifest, "validation"), interface)
-        return make_engine(run, model, validation, position)
-
-    chosen = make_callbacks(run)
+    chosen, counters = make_callbacks(run), Counters()
     hooks = Hooks(run, chosen, chief_reports(run, counters))
-    record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
-    fixed = {**saving.adapted_layers(model, numbers=settings.evaluator), **run.data.order_version}
-    beginning = ResumePoint(run.manifest.fingerprint, record, fixed)
-    training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
+    training = Training(
+        run,
+        model,
+        hooks,
+        data=run.manifest.fingerprint,
+        fixed={**saving.adapted_layers(model, numbers=settings.evaluator), **run.data.order_version},
+        counters=counters,
+        preemption=preemption,
+    )
     if settings.early_stopping or settings.tuning_metric:
         # The logs that callbacks get after an epoch.
         metrics, evaluation = metric_shapes(model), training.engine.evaluation

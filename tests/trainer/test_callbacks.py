@@ -404,7 +404,7 @@ def test_what_tensorboard_shows_is_in_the_bucket_after_each_epoch(tmp_path, monk
 
 
 def test_an_epoch_is_two_lines():
-    counters = reports.Counters(2, total_steps=900)
+    counters = reports.Counters(total_steps=900)
     report = reports.Report(counters, 20)
     counters.steps, counters.examples, counters.seconds, counters.waited = 45, 1_444, 0.2, 0.05
     said = []

@@ -13,9 +13,9 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
 from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
-from shardline.trainer.loop import engine
+from shardline.trainer.loop import loop
 from shardline.trainer.loop.build import accumulate_gradients, build, learning_rates
-from shardline.trainer.loop.engine import own_statistics
+from shardline.trainer.loop.loop import own_statistics
 from shardline.trainer.train import train
 from tests.helpers import losses, models
 from tests.helpers.history import read_history
@@ -27,7 +27,7 @@ def settings(dataset, **changes):
 
 def uses_xla(dataset, name="plain", strategy="one_device", jit_compile="auto", **hparams):
     run = SimpleNamespace(settings=settings(dataset, jit_compile=jit_compile), strategy_name=strategy)
-    return engine.uses_xla(run, build(f"tests.helpers.models:{name}", load(dataset).info(), hparams))
+    return loop.uses_xla(run, build(f"tests.helpers.models:{name}", load(dataset).info(), hparams))
 
 
 def test_xla_compiles_where_it_is_asked_to_and_else_on_a_gpu(dataset, monkeypatch):
@@ -55,10 +55,14 @@ def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
 def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
     model = build(f"tests.helpers.models:{name}", load(dataset).info(), {})
     run = SimpleNamespace(
-        settings=settings(dataset), strategy_name="parameter_server", strategy=None, data=None
+        settings=settings(dataset),
+        strategy_name="parameter_server",
+        strategy=None,
+        data=None,
+        validation=None,
     )
     with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
-        engine.make_engine(run, model, None, None)
+        loop.make_engine(run, model, None)
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):

@@ -90,7 +90,7 @@ def test_what_is_no_number_is_not_reported(
     tmp_path: Path, logs: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "output.metrics"
-    callback = TuningMetric("val_loss", Counters(1, 1), {"CLOUD_ML_HP_METRIC_FILE": str(path)})
+    callback = TuningMetric("val_loss", Counters(1), {"CLOUD_ML_HP_METRIC_FILE": str(path)})
 
     callback.on_epoch_end(0, logs)
 

@@ -52,6 +52,7 @@ class Hooks:
         run: TrainingRun,
         callbacks: Sequence[keras.callbacks.Callback],
         reports: Sequence[keras.callbacks.Callback],
+        verbose: int = 2,
     ):
         """Takes the callbacks that every replica has made, and the reports of the chief."""
         chief_only = [item for item in callbacks if callback_scope(item) == "chief"]
@@ -60,18 +61,19 @@ class Hooks:
         self.chief_stateful = [*chief_only, *history] * chief
         self.by_step = any(has_batch_hooks(item, "train") for item in callbacks)
         self.by_test_step = any(has_batch_hooks(item, "test") for item in callbacks)
+        self._params = {"verbose": verbose, "epochs": run.settings.epochs, "steps": run.data.steps}
         self._watchdog = run.watchdog
         self._strategy = run.strategy
         several = run.cluster.num_workers > 1
         self._chief_only = {id(item) for item in (*chief_only, *reports)} if several else set()
         self._called = [*callbacks, *reports] if chief else self.stateful
 
-    def begin(self, model: keras.Model, *, epochs: int, steps: int, verbose: int) -> None:
+    def begin(self, model: keras.Model) -> None:
         """Sets model and parameters of the callbacks, and calls `on_train_begin`."""
         for callback in self._called:
             with _reporting_failure(callback, "set_model"):
                 callback.set_model(model)
-                callback.set_params({"verbose": verbose, "epochs": epochs, "steps": steps})
+                callback.set_params(dict(self._params))
             if isinstance(callback, keras.callbacks.History):
                 model.history = callback
         self("on_train_begin")

@@ -14,11 +14,12 @@ loses nothing, as a resumed run does both again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import keras
@@ -26,20 +27,24 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import DivergedError, RestartError, RunError
+from shardline.trainer.base.errors import DivergedError, ModelError, RestartError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import Identity, IdentityRecord
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster.collectives import replica_merger
+from shardline.trainer.cluster.collectives import make_summation, replica_merger
 from shardline.trainer.data.sharding import RunPlan
-from shardline.trainer.loop.build import apply_changed_rates, finalize
+from shardline.trainer.keras_compat.datasets import stateful_ops
+from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
+from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
+from shardline.trainer.keras_compat.replica_metrics import inexact_metrics
+from shardline.trainer.loop.build import apply_changed_rates, finalize, learning_rates
 from shardline.trainer.loop.callbacks import Hooks
-from shardline.trainer.loop.parameter_server import CoordinatorLoop
+from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import TrainingRun
-from shardline.trainer.loop.step import Logs, StepLoop, StepsResult
+from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
 
 Engine = StepLoop | CoordinatorLoop
@@ -50,19 +55,123 @@ _SECONDS = 1.0
 
 _STOPPED = "a callback has stopped it"
 
+_BEGINNING = Position()
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """Start of a run, if there is no checkpoint.
 
-    `data` is the fingerprint of the training data, part of the run's identity; `fixed` are further facts that
-    a resumed run cannot change.
+def make_engine(
+    run: TrainingRun,
+    model: keras.Model,
+    at: Position,
+    *,
+    batch: Any = None,
+) -> Engine:
+    """Returns the engine that trains a built model from a position on, and evaluates it.
+
+    On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
     """
+    settings, strategy, training, validation = run.settings, run.strategy, run.data, run.validation
+    xla = uses_xla(run, model)
+    if (names := inexact_metrics(model)) and run.cluster.is_chief:
+        progress.report("train", f"warning: metrics {progress.shortened(names)} {_INEXACT_METRICS}")
+    if run.strategy_name == "parameter_server":
+        workers = Workers(strategy, run.cluster, settings.startup_timeout)
+        served = CoordinatorLoop(model, workers, training.raw_batches(at), training.decode)
+        if validation:
+            served.evaluation = CoordinatorEvaluation(
+                model, workers, validation.raw_batches(), validation.decode, validation.steps
+            )
+        return served
+    processes = len(run.processes)
+    sized = training.has_sizes and run.replicas > 1
+    loop = StepLoop(
+        model,
+        strategy,
+        training.distribute(strategy, run.process, processes, at, sized=sized),
+        make_summation(settings, strategy, run.cluster),
+        sized=sized,
+        jit_compile=xla,
+        deterministic=settings.deterministic,
+        single_loss=_report_differences(run, model, batch),
+    )
+    if run.checkpoints is not None and run.cluster.is_chief:
+        reported: list[str] = []
 
-    data: str
-    record: IdentityRecord
-    fixed: Mapping[str, object]
-    position: Position = field(default_factory=Position)
+        def report_random_ops(graph: tf.Graph) -> None:
+            drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
+            if drawing and not reported:
+                reported.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
+                progress.report("train", reported[0])
+
+        loop.traced = report_random_ops
+    if validation:
+        batches = validation.distribute(strategy, run.process, processes)
+        loop.evaluation = EvaluationLoop(model, strategy, batches, validation.steps)
+    return loop
+
+
+def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
+    """Reports how several replicas train differently from one; returns what reports a loss in the step."""
+    if run.replicas == 1 or not run.cluster.is_chief:
+        return lambda: None
+    if names := own_statistics(model):
+        progress.report(
+            "train",
+            f"BatchNormalization ({progress.shortened(names)}) takes the statistics of each replica's part "
+            f"of a batch, so {run.replicas} replicas do not train as one does; synchronized=True takes those "
+            "of the batch",
+        )
+    say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
+    differs = None if batch is None else loss_couples_examples(model, batch)
+    if differs:
+        say()
+    return say if differs is None else lambda: None
+
+
+_SINGLE_LOSS = (
+    "a loss is computed of a batch as a whole, and averaged over the replicas: if it is not a mean over "
+    "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
+)
+
+_INEXACT_METRICS = (
+    "do not add up over parts of a batch, as sums and counts do, and are not those of one process; give "
+    "them numbers for each example, after the model's call, and no parameter servers"
+)
+
+
+def own_statistics(model: keras.Model) -> list[str]:
+    """Returns the names of layers that normalize each replica's part of a batch by its own statistics."""
+    layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer.name for layer in layers if layer.trainable and not layer.synchronized]
+
+
+_RANDOM_OPS = (
+    "(tf.random, backend.random_normal), whose state is not in a checkpoint: a resumed run draws others, "
+    "and its weights differ; use keras.random with a keras.random.SeedGenerator"
+)
+
+
+def uses_xla(run: TrainingRun, model: keras.Model) -> bool:
+    """Whether XLA compiles the step: by the setting, else by the argument of `compile`, else on one GPU.
+
+    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).
+    """
+    chosen, asked = run.settings.jit_compile, requested_jit_compile(model)
+    wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
+    if wanted and run.strategy_name != "one_device":
+        raise ModelError(
+            f"compile({wanted}=True) needs strategy one_device, on one replica, and this run has "
+            f"{run.strategy_name}; leave it out"
+        )
+    if model.run_eagerly and chosen == "on":
+        raise SettingsError(
+            "jit_compile on and compile(run_eagerly=True) exclude each other; give one of them"
+        )
+    if chosen != "auto" or model.run_eagerly:
+        return chosen == "on"
+    if asked != "auto":
+        return bool(asked)
+    gpus = tf.config.list_logical_devices("GPU")
+    return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)
 
 
 @dataclass(frozen=True)
@@ -89,39 +198,43 @@ class Training:
         run: TrainingRun,
         model: keras.Model,
         hooks: Hooks,
-        beginning: ResumePoint,
-        make_engine: Callable[[Position], Engine],
         *,
+        data: str,
+        fixed: Mapping[str, object],
         counters: Counters,
         preemption: Preemption,
-        verbose: int = 2,
+        beginning: Position = _BEGINNING,
+        batch: Any = None,
     ):
-        """Restores the newest checkpoint, if any, and makes the engine for its position. A collective."""
+        """Restores the newest checkpoint, if any, and makes the engine for its position. A collective.
+
+        `data` is the fingerprint of the training data, part of the run's identity; `fixed` are further facts
+        that a resumed run cannot change. Without a checkpoint the run begins at the position `beginning`.
+        """
         settings = run.settings
         self._run = run
         self._model = model
         self._hooks = hooks
-        self.data = beginning.data
         self.counters = counters
         self._preemption = preemption
         self._watchdog = run.watchdog
         model.stop_training = False
-        hooks.begin(model, epochs=settings.epochs, steps=run.data.steps, verbose=verbose)
+        record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
+        hooks.begin(model)
         # After on_train_begin, which resets the state of callbacks.
         self.state = TrainingState(model, hooks.stateful, hooks.chief_stateful)
-        fixed = {**beginning.record.fixed, **beginning.fixed}
-        identity = Identity(settings.model, beginning.data, self.state.variables, fixed)
+        identity = Identity(settings.model, data, self.state.variables, {**record.fixed, **fixed})
         self.checkpoints = Checkpoints.of(settings, run.checkpoints, identity, write=run.cluster.is_chief)
         try:
-            resumed = self._restore(beginning)
+            resumed = self._restore(record, beginning)
         except BaseException:
             self.checkpoints.close()  # another attempt of this process may write there
             raise
         host: Mapping[str, Any] = (
             resumed.host if resumed else {"stop_training": False, "logs": {}, "seconds": 0.0}
         )
-        at = self.position = resumed.position if resumed else beginning.position
-        self.engine = make_engine(at)
+        at = self.position = resumed.position if resumed else beginning
+        self.engine = make_engine(run, model, at, batch=batch)
         left = len(run.data.epoch(at).step_sizes) + (settings.epochs - at.epoch - 1) * run.data.steps
         counters.first_step = counters.steps = at.steps
         counters.total_steps = min(at.steps + max(0, left), settings.max_steps or sys.maxsize)
@@ -139,12 +252,12 @@ class Training:
         self._seconds_before = float(host["seconds"])
         self._stop_reason = _STOPPED if host["stop_training"] else ""
 
-    def _restore(self, beginning: ResumePoint) -> Snapshot | None:
+    def _restore(self, record: IdentityRecord, beginning: Position) -> Snapshot | None:
         """Restores the newest checkpoint and returns it; None if there is none. A collective."""
         run, hooks = self._run, self._hooks
         run.watchdog.at("in the settings handshake before the first step")
-        record, snapshot = beginning.record, self.checkpoints.restore()
-        at = snapshot.position if snapshot else beginning.position
+        snapshot = self.checkpoints.restore()
+        at = snapshot.position if snapshot else beginning
         processes, steps, *by_step = run.collectives.total([1, at.steps, hooks.by_step, hooks.by_test_step])
         # Replicas may have made other callbacks: a hook for every step on one makes chunks of a step on all.
         hooks.by_step, hooks.by_test_step = (bool(number) for number in by_step)

@@ -29,7 +29,6 @@ class Counters:
     """Counters of a run.
 
     Attributes:
-        replicas: Number of replicas.
         total_steps: Steps of the whole run, if nothing ends it early.
         first_step: Steps that earlier processes have trained.
         steps: Steps of the whole run until now.
@@ -38,7 +37,6 @@ class Counters:
         waited: Seconds of these that it waited for input.
     """
 
-    replicas: int
     total_steps: int = 0
     first_step: int = 0
     steps: int = 0

@@ -38,6 +38,7 @@ class TrainingRun(Process):
     Attributes:
         checkpoints: Directory of checkpoints; None for none.
         data: Training data.
+        validation: Validation data; None for none.
         validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
         evaluates_final_weights: Whether the validation data is evaluated at the end, as callbacks may have
             restored other weights.
@@ -46,6 +47,7 @@ class TrainingRun(Process):
     checkpoints: Path | None
     watchdog: Watchdog
     data: Batches
+    validation: Batches | None = None
     validation_freq: int | Collection[int] = 1
     evaluates_final_weights: bool = False
 
