@@ -53,6 +53,7 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
     import keras
     import tensorflow as tf
 
+    from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.checkpoint.identity import Identity
     from shardline.trainer.checkpoint.state import Position, TrainingState
     from shardline.trainer.checkpoint.store import Checkpoints
@@ -68,7 +69,8 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
     early.on_train_begin()
     other.number = -1
     state = TrainingState(model, [early, other])
-    checkpoints = Checkpoints(directory, Identity("model", "data", state.variables), keep=1, write=chief)
+    settings = TrainSettings(dataset="data", model="model", keep_checkpoints=1)
+    checkpoints = Checkpoints(settings, directory, Identity("model", "data", state.variables), write=chief)
     own = [process.strategy.experimental_local_results(each.value)[0] for each in state._variables.values()]
     change, total = tf.ones(model.weights[0].shape), sum(each.numpy().nbytes for each in own) / 2**20
     if not restore:

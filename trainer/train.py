@@ -160,7 +160,7 @@ def _evaluate(run: DatasetRun) -> None:
     evaluator.Evaluator(
         model,
         evaluation,
-        Checkpoints.of(run.settings, run.checkpoints, identity, write=False),
+        Checkpoints(run.settings, run.checkpoints, identity, write=False),
         evaluator.Evaluations(run.dirs.checkpoints),
         directory=run.dirs.model,
         logs=run.dirs.logs,

@@ -2,14 +2,16 @@
 
 import numpy as np
 
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
 from shardline.trainer.checkpoint.store import Checkpoints
 
 
 def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):
+    settings = TrainSettings(dataset=dataset, model="mnist_cnn", keep_checkpoints=keep, **options)
     identity = Identity("mnist_cnn", dataset, {"model/0000/kernel": "float32 4"})
-    return Checkpoints(directory, identity, keep=keep, write=write, **options)
+    return Checkpoints(settings, directory, identity, write=write)
 
 
 def snapshot(steps, size=4):

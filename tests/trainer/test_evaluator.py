@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
@@ -44,6 +45,9 @@ def make_model(classes=2, kind=keras.Sequential):
     return model
 
 
+SETTINGS = TrainSettings(dataset="tests", model="tests", keep_checkpoints=10)
+
+
 class Chief:
     """Trains in this process, and keeps what each checkpoint should be worth."""
 
@@ -51,7 +55,7 @@ class Chief:
         self.model = make_model()
         self.state = TrainingState(self.model)
         identity = Identity("tests", "sha256:0", self.state.variables)
-        self.checkpoints = Checkpoints(directory, identity, keep=10, write=True)
+        self.checkpoints = Checkpoints(SETTINGS, directory, identity, write=True)
         self.evaluations = evaluations
         self.expected = {}
 
@@ -80,7 +84,7 @@ class World:
             self.evaluated += 1
             return evaluation()
 
-        checkpoints = Checkpoints(self.directory, Identity("tests", "sha256:0", {}), keep=10, write=False)
+        checkpoints = Checkpoints(SETTINGS, self.directory, Identity("tests", "sha256:0", {}), write=False)
         return Evaluator(
             model,
             evaluate,

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from shardline.trainer.base.errors import ClusterError
-from shardline.trainer.cluster.cluster import read_cluster, without_proxy
-from shardline.trainer.cluster.environments import expand_hosts, slurm
+from shardline.trainer.cluster.cluster import expand_hosts, read_cluster, slurm, without_proxy
 
 
 def addresses(names):
@@ -38,7 +37,7 @@ def test_a_step_of_slurm_has_an_address_for_each_task(variables, hosts):
     found = slurm(variables, addresses)
 
     assert found.hosts == tuple(f"10.0.0.{host}" for host in hosts.split())
-    assert found.rank == int(variables["SLURM_PROCID"])
+    assert found.task_index == int(variables["SLURM_PROCID"])
 
 
 def test_nodes_that_are_one_machine_share_its_ports():

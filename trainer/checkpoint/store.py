@@ -40,37 +40,22 @@ class Checkpoints:
     """Writes and reads snapshots as TensorFlow checkpoints, `ckpt-{steps}`.
 
     The index is renamed last, so a checkpoint with an index is complete. The chief writes in a thread while
-    training continues; every process may read. The newest `keep` are kept. One is damaged when its files were
-    read, and are not what was written; one that cannot be read is an error, and nothing is removed for it.
-    The directory is claimed for the run, another run's is refused, and temporary files of a killed writer are
-    removed. Of two processes that would write into one directory of a machine, the second is refused until
-    the first calls `close` or ends.
+    training continues; every process may read. The newest `keep_checkpoints` are kept. One is damaged when
+    its files were read, and are not what was written; one that cannot be read is an error, and nothing is
+    removed for it. The directory is claimed for the run, another run's is refused, and temporary files of a
+    killed writer are removed. Of two processes that would write into one directory of a machine, the second
+    is refused until the first calls `close` or ends.
     """
 
-    @classmethod
-    def of(
-        cls, settings: TrainSettings, directory: Path | None, identity: Identity, *, write: bool
-    ) -> Checkpoints:
-        """Returns the checkpoints of a run; without a directory nothing is written."""
-        keep, allow_new_data = settings.keep_checkpoints, settings.allow_new_data
-        return cls(directory, identity, keep=keep, write=write, allow_new_data=allow_new_data)
-
-    def __init__(
-        self,
-        directory: Path | None,
-        identity: Identity,
-        *,
-        keep: int,
-        write: bool,
-        allow_new_data: bool = False,
-    ):
-        self._directory, self._identity, self._keep = directory or Path(), identity, keep
+    def __init__(self, settings: TrainSettings, directory: Path | None, identity: Identity, *, write: bool):
+        """Claims the directory of a run; without one nothing is written."""
+        self._directory, self._identity, self._keep = directory or Path(), identity, settings.keep_checkpoints
         self._exists, self._write = directory is not None, write and directory is not None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._damaged: dict[int, DamagedError] = {}
         if directory is not None:
-            identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
+            identities.claim(directory, identity, allow_new_data=settings.allow_new_data, write=write)
         if self._write:
             lock = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._unlock = weakref.finalize(self, os.close, lock)

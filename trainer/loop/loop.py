@@ -224,7 +224,7 @@ class Training:
         # After on_train_begin, which resets the state of callbacks.
         self.state = TrainingState(model, hooks.stateful, hooks.chief_stateful)
         identity = Identity(settings.model, data, self.state.variables, {**record.fixed, **fixed})
-        self.checkpoints = Checkpoints.of(settings, run.checkpoints, identity, write=run.cluster.is_chief)
+        self.checkpoints = Checkpoints(settings, run.checkpoints, identity, write=run.cluster.is_chief)
         try:
             resumed = self._restore(record, beginning)
         except BaseException:
