@@ -38,7 +38,7 @@ from shardline.trainer.loop.run import (
     load_data,
     write_settings,
 )
-from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
+from shardline.trainer.loop.step import EvaluationLoop, Logs
 from shardline.trainer.models import saving
 from shardline.trainer.models.interface import Interface, check_export, read_interface
 
@@ -132,12 +132,10 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     )
     if settings.early_stopping or settings.tuning_metric:
         # The logs that callbacks get after an epoch.
-        metrics, evaluation = metric_shapes(model), training.engine.evaluation
-        validated = (evaluation.custom_shapes or metrics) if evaluation else {}
-        logs = (training.engine.custom_shapes or metrics) | {
-            f"val_{name}": each for name, each in validated.items()
-        }
-        check_metrics(settings, chosen, logs)
+        engine = training.engine
+        validated = engine.evaluation.shapes if engine.evaluation else {}
+        shown = engine.shapes | {f"val_{name}": shape for name, shape in validated.items()}
+        check_metrics(settings, chosen, shown)
     if chief:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record)
@@ -165,7 +163,7 @@ def _evaluate(run: DatasetRun) -> None:
         directory=run.dirs.model,
         logs=run.dirs.logs,
         metric=run.settings.early_stopping.removeprefix("val_") or "loss",
-        shown=evaluation.custom_shapes or metric_shapes(model),
+        shown=evaluation.shapes,
     ).run(run.settings.startup_timeout)
 
 

@@ -19,7 +19,7 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.loop import evaluator as evaluations_module
 from shardline.trainer.loop import evaluator as evaluator_module
 from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last_evaluation
-from shardline.trainer.loop.step import EvaluationLoop, metric_shapes
+from shardline.trainer.loop.step import EvaluationLoop
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)
@@ -93,7 +93,7 @@ class World:
             directory=self.out,
             logs=self.logs,
             metric=metric,
-            shown=evaluation.custom_shapes or metric_shapes(model),
+            shown=evaluation.shapes,
         )
 
     def run(self, evaluator, seconds=60.0):

@@ -75,7 +75,7 @@ def test_rows_of_all_processes_are_joined_whatever_their_number(size):
         found = []
         for _ in range(2):
             place.sum(values(rank, 10))
-            found.append(place.gather(own(rank)))
+            found.append(place.gather(*own(rank)))
         return found
 
     expected = [np.concatenate(arrays) for arrays in zip(*map(own, range(size)), strict=True)]

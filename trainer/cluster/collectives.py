@@ -34,7 +34,6 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
 
 # Smallest array, in numbers, that is sent without a copy; copying smaller ones costs less.
 _MIN_UNCOPIED = 1 << 14
-_UNIX_RING = "own Unix ring"
 # Bytes of all processes that are gathered at a time.
 _GATHERED_BYTES = 1 << 22
 
@@ -103,48 +102,41 @@ def make_summation(
     settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig
 ) -> Summation:
     """Returns the summation of this run's gradients. A collective."""
-    compressed = settings.gradient_compression
-    wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
+    compression, requested = settings.gradient_compression, settings.communication
+    wire = tf.float32 if compression == "none" else tf.as_dtype(compression)
+    summation: Summation = TensorFlowSummation(wire)
     if strategy.num_replicas_in_sync == 1:
-        return TensorFlowSummation(wire)
-    devices, requested = strategy.extended.worker_devices, settings.communication
+        return summation
+    devices = strategy.extended.worker_devices
     kind = "GPU" if "GPU" in devices[0].upper() else "CPU"
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    transport, sent = "TensorFlow's ring (gRPC)" if multi_worker else "sums in this process", "as"
+    if kind == "GPU" and not (multi_worker and requested == "ring"):
+        transport = "NCCL"
     # The ring is for processes of one CPU each; GPUs have NCCL.
     if multi_worker and len(devices) == 1 and (requested == "tcp" or (requested == "auto" and kind == "CPU")):
         unix = requested == "auto" and bool(cluster.own_host)
         check = Health(cluster, settings.peer_timeout).check
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
-            # Within one machine a conversion costs more than it saves (benchmarks/RESULTS.md).
-            _announce(settings, strategy, cluster, _UNIX_RING if unix else "own TCP ring")
-            return RingSummation(ring, tf.float32 if unix else wire)
-        if requested == "tcp":
+            transport = "own Unix ring" if unix else "own TCP ring"
+            if unix:  # a conversion costs more than it saves (benchmarks/RESULTS.md)
+                wire, sent = tf.float32, "float32, which costs less within a machine than"
+            summation = RingSummation(ring, wire)
+        elif requested == "tcp":
             raise ClusterError(
                 "communication tcp is not possible: the replicas cannot reach each other on free ports; "
                 "open the ports between them, or use auto"
             )
-        if cluster.is_chief:
+        elif cluster.is_chief:
             progress.report(
                 "train", "replicas cannot reach each other on free ports: gradients go through gRPC"
             )
-    transport = "TensorFlow's ring (gRPC)" if multi_worker else "sums in this process"
-    nccl = kind == "GPU" and not (multi_worker and requested == "ring")
-    _announce(settings, strategy, cluster, "NCCL" if nccl else transport)
-    return TensorFlowSummation(wire)
-
-
-def _announce(
-    settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig, transport: str
-) -> None:
-    count = strategy.num_replicas_in_sync
-    if not cluster.is_chief:
-        return
-    kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
-    compression = settings.gradient_compression
-    wire = "float32, which costs less within a machine than" if transport == _UNIX_RING else "as"
-    suffix = f", {wire} {compression}" if compression != "none" else ""
-    progress.report("train", f"gradients: {transport} between {count} {kind}s{suffix}")
+    if cluster.is_chief:
+        suffix = f", {sent} {compression}" if compression != "none" else ""
+        between = f"between {strategy.num_replicas_in_sync} {kind}s"
+        progress.report("train", f"gradients: {transport} {between}{suffix}")
+    return summation
 
 
 class TensorFlowSummation:
@@ -167,13 +159,6 @@ class TensorFlowSummation:
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
         pairs = zip(summed, gradients, strict=True)
         return [tf.cast(total, tf.float32) if _is_dense(own) else total for total, own in pairs]
-
-
-def exact_means(values: Gradients) -> Gradients:
-    """Returns means over the replicas, called inside one; float64 keeps the mean of equal values exact."""
-    wide = [tf.cast(value, tf.float64) for value in values]
-    means = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, wide)
-    return [tf.cast(mean, value.dtype) for mean, value in zip(means, values, strict=True)]
 
 
 def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
@@ -212,15 +197,12 @@ class RingSummation:
 
     def _gather(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         own = [part for each in slices for part in (each.values, each.indices)]
-        gathered = numpy_function(self._join, own, [part.dtype for part in own])
+        gathered = numpy_function(self._ring.gather, own, [part.dtype for part in own])
         parts = [
             tf.ensure_shape(all_, [None, *one.shape[1:]]) for all_, one in zip(gathered, own, strict=True)
         ]
         pairs = zip(parts[::2], parts[1::2], slices, strict=True)
         return [tf.IndexedSlices(values, indices, each.dense_shape) for values, indices, each in pairs]
-
-    def _join(self, *arrays: Numbers) -> list[Numbers]:
-        return self._ring.gather(arrays)
 
     def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         sums = numpy_function(self._sum, values, [tf.float32] * len(values))
@@ -352,8 +334,14 @@ def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Call
         local = [*weights, *keras_internals.accumulators(model)]
         if not local:
             return tf.zeros(0)
-        own = _values(local)
-        means = exact_means(own)
+        # identity: a variable's read has no device in a graph, and the exchange needs one.
+        own = [tf.identity(tf.convert_to_tensor(variable)) for variable in local]
+        wide = [tf.cast(value, tf.float64) for value in own]  # keeps the mean of equal values exact
+        context, operations = tf.distribute.get_replica_context(), tf.distribute.ReduceOp
+        means = [
+            tf.cast(mean, value.dtype)
+            for mean, value in zip(context.all_reduce(operations.MEAN, wide), own, strict=True)
+        ]
         for variable, mean in zip(local, means, strict=True):
             if keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(mean)
@@ -361,8 +349,7 @@ def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Call
         differs = [tf.reduce_any(value != mean) for each, value, mean in pairs if id(each) not in averaged]
         if not differs:
             return tf.zeros(0)
-        context, flags = tf.distribute.get_replica_context(), tf.cast(tf.stack(differs), tf.float32)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, flags)
+        return context.all_reduce(operations.SUM, tf.cast(tf.stack(differs), tf.float32))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def merge_all() -> tf.Tensor:
@@ -374,8 +361,3 @@ def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Call
 
 def _is_number(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def _values(variables: Variables) -> Gradients:
-    # identity: a variable's read has no device in a graph, and the exchange needs one.
-    return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]

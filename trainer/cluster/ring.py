@@ -125,7 +125,7 @@ class Ring:
                 self._exchange(b"", sent, self._incoming(parts[into], other))
                 packed, other = other, packed
 
-    def gather(self, arrays: Sequence[Numbers]) -> list[Numbers]:
+    def gather(self, *arrays: Numbers) -> list[Numbers]:
         """Returns each array with the rows of all processes, by rank; the numbers of rows may differ.
 
         Arrays are contiguous, and of the same types and shapes but for the rows on all processes.

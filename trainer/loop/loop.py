@@ -432,7 +432,7 @@ class Training:
             self._watchdog.at(f"in step {at.steps + 1:,}")
             started = time.monotonic()
             result = self.engine.train(now)
-            self.logs = self.engine.read_metrics()
+            self.logs = self.engine.read()
             seconds = time.monotonic() - started
             self.position = Position(at.epoch, at.examples + sum(now), at.steps + count)
             counters.steps += count

@@ -38,7 +38,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     updating_optimizers,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import report_workers
-from shardline.trainer.loop.step import Logs, Shapes, StepsResult, is_finite, reported_metrics
+from shardline.trainer.loop.step import Logs, Shapes, StepsResult, is_finite, metric_shapes, reported_metrics
 
 # Scheduled steps for each worker: one that runs and one that waits. Each holds a batch in memory.
 _QUEUED_STEPS = 2
@@ -208,12 +208,49 @@ class Workers:
                 ) from cause
 
 
-class CoordinatorLoop:
-    """Asynchronous training of one model, on the chief.
+class _Steps:
+    """Steps of one model on the workers, one for each undecoded batch, by a method of the model.
 
-    `batches` are undecoded, one for each step; `decode` converts a batch to the data of `model.train_step`,
-    on the worker.
+    `decode` converts a batch to the data of the step, on the worker.
     """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        workers: Workers,
+        step: Callable[[Any], Any],
+        batches: tf.data.Dataset,
+        decode: Decode,
+    ):
+        self._model, self._workers, self._batches = model, workers, batches
+        self._custom_logs: Logs = {}
+        self._step = workers.trace(model, step, decode, batches.element_spec)
+
+    @property
+    def shapes(self) -> Shapes:
+        """Names and shapes of the metrics, or of what the step returns in their place."""
+        return self._step.custom_logs or metric_shapes(self._model)
+
+    def read(self) -> Logs:
+        """Returns the exact means over the examples since the metrics were reset."""
+        return self._custom_logs or flat_logs(self._model.get_metrics_result())
+
+    def _add(self, outcomes: Iterable[Outcome]) -> None:
+        """Adds the outcomes of steps to the model's metric variables, and keeps the last custom logs."""
+        variables = self._model.metrics_variables
+        sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
+        self._custom_logs = {}
+        for _, added, logs in outcomes:
+            sums += added
+            self._custom_logs = logs
+        for variable in variables:
+            size = int(np.prod(variable.shape))
+            variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
+            sums = sums[size:]
+
+
+class CoordinatorLoop(_Steps):
+    """Asynchronous training of one model, on the chief; `batches` are one for each step."""
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
         if any(optimizer.gradient_accumulation_steps for optimizer in updating_optimizers(model)):
@@ -221,18 +258,10 @@ class CoordinatorLoop:
                 "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
                 "for replicas that step together; use larger batches or multi_worker_mirrored"
             )
+        super().__init__(model, workers, model.train_step, batches, decode)
         self.evaluation: CoordinatorEvaluation | None = None
         self.reset_metrics = model.reset_metrics
-        self._custom_logs: Logs = {}
-        self._model = model
-        self._workers = workers
-        self._batches = iter(batches)
-        self._step = workers.trace(model, model.train_step, decode, batches.element_spec)
-
-    @property
-    def custom_shapes(self) -> Shapes:
-        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
-        return self._step.custom_logs
+        self._iterator = iter(batches)
 
     def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, and returns when all of them are done."""
@@ -243,7 +272,7 @@ class CoordinatorLoop:
             nonlocal waited
             for _ in sizes:
                 requested = time.monotonic()
-                batch = next(self._batches)
+                batch = next(self._iterator)
                 waited += time.monotonic() - requested
                 yield batch
 
@@ -253,32 +282,18 @@ class CoordinatorLoop:
                     diverged.append(index)
                 yield outcome
 
-        self._custom_logs = _add_to_metrics(self._model, outcomes())
+        self._add(outcomes())
         return StepsResult(waited, diverged[0] if diverged else None)
 
-    def read_metrics(self) -> Logs:
-        """Returns the metrics since they were last reset."""
-        return self._custom_logs or flat_logs(self._model.get_metrics_result())
 
-
-class CoordinatorEvaluation:
+class CoordinatorEvaluation(_Steps):
     """Evaluation of one split, as `step.EvaluationLoop`; `batches` are one epoch of `steps`."""
 
     def __init__(
         self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode, steps: int
     ):
+        super().__init__(model, workers, model.test_step, batches, decode)
         self.steps = steps
-        self._model = model
-        self._workers = workers
-        self._batches = batches
-        self._iterator: Iterator[Any] = iter(())
-        self._custom_logs: Logs = {}
-        self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
-
-    @property
-    def custom_shapes(self) -> Shapes:
-        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
-        return self._step.custom_logs
 
     def begin(self) -> None:
         """Resets the metrics and the batches."""
@@ -287,27 +302,7 @@ class CoordinatorEvaluation:
 
     def take(self, count: int) -> None:
         """Takes some steps."""
-        batches = itertools.islice(self._iterator, count)
-        self._custom_logs = _add_to_metrics(self._model, self._workers.run(self._step, batches))
-
-    def read(self) -> Logs:
-        """Returns the exact means over the examples taken."""
-        return self._custom_logs or flat_logs(self._model.get_metrics_result())
-
-
-def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> Logs:
-    """Adds the outcomes of steps to the model's metric variables; returns the custom logs of the last."""
-    variables = model.metrics_variables
-    sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
-    custom_logs: Logs = {}
-    for _, added, logs in outcomes:
-        sums += added
-        custom_logs = logs
-    for variable in variables:
-        size = int(np.prod(variable.shape))
-        variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
-        sums = sums[size:]
-    return custom_logs
+        self._add(self._workers.run(self._step, itertools.islice(self._iterator, count)))
 
 
 def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:

@@ -48,12 +48,13 @@ class StepsResult:
     diverged: int | None = None
 
 
-class CustomStepMetrics:
-    """Values that a custom `train_step` or `test_step` returns next to metrics: the last ones.
+class StepMetrics:
+    """A model's metrics over all replicas, or the last values that a custom step returns in their place.
 
     Attributes:
-        replaces_metrics: Whether the step returns other names than the metrics, which are then not shown.
-        shapes: Names and shapes of the values that are shown in their place.
+        replaced: Whether the step returns other names than the metrics, which are then not shown.
+        result: Returns the metrics as tensors, also within a function.
+        reset: Resets the metrics.
     """
 
     def __init__(
@@ -65,16 +66,32 @@ class CustomStepMetrics:
         *,
         sized: bool = False,
     ):
-        """Traces a custom step, for the names, types and shapes of what it returns.
+        """Traces a custom `train_step` or `test_step`, for names, types and shapes of what it returns.
 
         A step that runs eagerly might not be traceable: only its metrics are shown.
         """
-        self.replaces_metrics = False
-        self.shapes: Shapes = {}
+        self.replaced = False
+        self._model = model
+        self._shapes: Shapes = {}
         self._kept: dict[str, tf.Variable] = {}
         self._metrics: dict[str, keras.metrics.Metric] = {}
-        if not returns_custom_metrics(step) or model.run_eagerly:
-            return
+        eager = model.run_eagerly
+        if returns_custom_metrics(step) and not eager:
+            self._trace(step, strategy, batches, sized)
+        read = self._read if self.replaced else model.get_metrics_result
+        # Metrics of an eager model may be Python code, which a traced function would run only once.
+        self.result: Callable[[], Any] = read if eager else tf.function(read, autograph=False)
+        self.reset: Callable[[], None] = (
+            model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
+        )
+
+    def _trace(
+        self,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+        sized: bool,
+    ) -> None:
         returned: dict[str, tf.Tensor] = {}
 
         def once(batches: Iterator[Any]) -> None:
@@ -84,15 +101,15 @@ class CustomStepMetrics:
             with random_per_replica():
                 strategy.run(take, args=(next(batches),))
 
-        with record_results(model) as results:
+        with record_results(self._model) as results:
             tf.function(once, autograph=False).get_concrete_function(batches)
-        self.replaces_metrics = returned.keys() != flat_logs(model.get_metrics_result()).keys()
-        if not self.replaces_metrics:
+        self.replaced = returned.keys() != flat_logs(self._model.get_metrics_result()).keys()
+        if not self.replaced:
             return
-        self.shapes = {name: tuple(value.shape) for name, value in returned.items()}
+        self._shapes = {name: tuple(value.shape) for name, value in returned.items()}
         self._metrics = {name: results[id(value)] for name, value in returned.items() if id(value) in results}
         with strategy.scope():
-            for name, shape in self.shapes.items():
+            for name, shape in self._shapes.items():
                 if name not in self._metrics:  # a value for each replica, read as their mean
                     self._kept[name] = tf.Variable(
                         tf.zeros(shape),
@@ -103,15 +120,20 @@ class CustomStepMetrics:
 
     def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
         """Keeps a replica's values, in its context, with its weight (1 for an equal share of the batch)."""
-        if self.replaces_metrics:
+        if self.replaced:
             flat = flat_logs(logs)
             for name, variable in self._kept.items():
                 variable.assign(tf.cast(flat[name], tf.float32) * weight)
 
-    def read(self) -> dict[str, tf.Tensor]:
+    def _read(self) -> dict[str, tf.Tensor]:
         """Returns the means over all replicas, and the results of metrics."""
         kept = {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
         return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
+
+    @property
+    def shapes(self) -> Shapes:
+        """Names and shapes of what is shown. A collective."""
+        return self._shapes or metric_shapes(self._model)
 
 
 def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
@@ -169,17 +191,16 @@ class StepLoop:
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
                 update_after_gradients(optimizer)
-        self._custom_logs = CustomStepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
-        self._metrics = Metrics(model, self._custom_logs)
+        self._metrics = StepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
         self.reset_metrics = self._metrics.reset
         self._steps: _Steps | None = None
 
     @property
-    def custom_shapes(self) -> Shapes:
-        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
-        return self._custom_logs.shapes
+    def shapes(self) -> Shapes:
+        """Names and shapes of the metrics, or of what the step returns in their place. A collective."""
+        return self._metrics.shapes
 
-    def read_metrics(self) -> Logs:
+    def read(self) -> Logs:
         """Returns the metrics as they were after the last step."""
         return flat_logs(self._read)
 
@@ -209,7 +230,7 @@ class StepLoop:
             share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
             with self._exchange.weighted(share), replica_share(lambda: share * replicas, _examples(data)):
                 logs = train_step(data)
-            self._custom_logs.keep(logs, share * replicas)
+            self._metrics.keep(logs, share * replicas)
             return is_finite(logs, weights)
 
         def take(
@@ -261,12 +282,12 @@ class EvaluationLoop:
         self._iterator: Iterator[Any] | None = None
 
     @property
-    def custom_shapes(self) -> Shapes:
-        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
+    def shapes(self) -> Shapes:
+        """Names and shapes of the metrics, or of what the step returns in their place. A collective."""
         if not returns_custom_metrics(self._model.test_step):
-            return {}
+            return metric_shapes(self._model)
         self._prepare()
-        return self._custom_logs.shapes
+        return self._metrics.shapes
 
     def begin(self) -> None:
         """Resets the metrics."""
@@ -276,11 +297,8 @@ class EvaluationLoop:
     def _prepare(self) -> None:
         if self._iterator is None:
             self._iterator = iterate(self._batches)
-            self._custom_logs = CustomStepMetrics(
-                self._model, self._model.test_step, self._strategy, self._iterator
-            )
-            self._metrics = Metrics(self._model, self._custom_logs)
-            self._run = self._trace(self._custom_logs)
+            self._metrics = StepMetrics(self._model, self._model.test_step, self._strategy, self._iterator)
+            self._run = self._trace()
 
     def take(self, count: int) -> None:
         """Takes some steps."""
@@ -290,7 +308,7 @@ class EvaluationLoop:
 
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
-        return self._metrics.read()
+        return flat_logs(self._metrics.result())
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples."""
@@ -298,12 +316,12 @@ class EvaluationLoop:
         self.take(self.steps)
         return self.read()
 
-    def _trace(self, custom_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
+    def _trace(self) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             share = functools.cache(lambda: _share_of_all(data))
             with replica_share(share, _examples(data)):
                 logs = self._model.test_step(data)
-            custom_logs.keep(logs, share() if custom_logs.replaces_metrics else tf.constant(1.0))
+            self._metrics.keep(logs, share() if self._metrics.replaced else tf.constant(1.0))
 
         def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
@@ -314,25 +332,6 @@ class EvaluationLoop:
             tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
 
         return run if self._model.run_eagerly else tf.function(run, autograph=False)
-
-
-class Metrics:
-    """A model's metrics over all replicas, or the values that a custom step returns in their place."""
-
-    def __init__(self, model: keras.Model, custom_logs: CustomStepMetrics) -> None:
-        read = custom_logs.read if custom_logs.replaces_metrics else model.get_metrics_result
-        # Metrics of an eager model may be Python code, which a traced function would run only once.
-        eager = model.run_eagerly
-        #: Returns the metrics as tensors, also within a function.
-        self.result: Callable[[], Any] = read if eager else tf.function(read, autograph=False)
-        #: Resets the metrics.
-        self.reset: Callable[[], None] = (
-            model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
-        )
-
-    def read(self) -> Logs:
-        """Returns the current metrics."""
-        return flat_logs(self.result())
 
 
 def metric_shapes(model: keras.Model) -> Shapes:
