@@ -16,7 +16,7 @@ from PIL import Image
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest, Shard, Split
-from shardline.trainer.models.head import probe_inputs
+from shardline.trainer.models.interface import probe_inputs
 from tests.helpers.labels import LABELLED, class_label, counted, label_values, tally
 
 #: A class is the third of the image that is bright.

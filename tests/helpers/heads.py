@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.models.head import Head, read_heads
+from shardline.trainer.models.interface import Head, read_heads
 
 
 def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:

@@ -1,12 +1,16 @@
-"""Interface of a compiled model: the form of labels that its loss and metrics take, and its heads."""
+"""Interface of a compiled model: its heads, the form of labels that it takes, and whether it can be exported.
+
+A head is what an output is: probabilities, logits or numbers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +20,16 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.decode import Prepare
-from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
+from shardline.trainer.data.decode import Inputs, Prepare, make_probe_rows
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import DEFAULT_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_compilation import (
+    compiled_losses,
     compiled_metrics,
     compiled_name,
     compute_loss,
+    is_activated,
     passed_metrics,
     refuse_lambda,
     saveable,
@@ -31,19 +37,261 @@ from shardline.trainer.keras_compat.keras_compilation import (
     wrapped_function,
 )
 from shardline.trainer.keras_compat.operations import check_operations
-from shardline.trainer.models.head import (
-    TRAIN_WITHOUT_EXPORT,
-    Heads,
-    compiled_by_label,
-    losses_by_label,
-    output_order,
-    outputs_by_label,
-    probe_inputs,
-    read_heads,
-)
+
+#: Advice about a model that cannot be exported.
+TRAIN_WITHOUT_EXPORT = "to train it without an export, set allow_unexportable"
+
+#: Meaning of an output. Class: "probabilities" or "logits" by class; for two classes also one number, the
+#: "probability" of the second class, or its "logit". Multilabel: "probabilities" or "logits" by output.
+#: Regression: "numbers".
+Head = str
+_HEADS = ("probabilities", "logits", "probability", "logit", "numbers")
+
+#: The head of each label, by its name.
+Heads = Mapping[str, Head]
+
+# Rounding of a softmax in float16.
+_ROUNDING = 1e-2
 
 # Names of losses and metrics that take either form, by the shape of the labels.
 _ADAPTIVE = {"accuracy", "acc", "crossentropy", "ce"}
+
+
+def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:
+    """Returns two examples, after `prepare`: a black and a white image, or rows of 0, "" and 1, "1"."""
+    rows: Inputs
+    if dataset.is_table:
+        rows = make_probe_rows(dataset.inputs, ("", "1"), (0, 1))
+    else:
+        black_and_white = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
+        rows = tf.constant(np.broadcast_to(black_and_white, (2, *dataset.input_shape)))
+    return prepare(rows) if prepare else rows
+
+
+def read_heads(
+    model: keras.Model, dataset: DatasetInfo, known: Heads | None = None, *, prepare: Prepare | None = None
+) -> Heads:
+    """Checks that a model fits a dataset, and determines its heads that are not `known`.
+
+    Outputs for classes are logits, and the export adds the softmax (or sigmoid), if a compiled loss has
+    `from_logits=True` and the outputs are not probabilities already (Keras finds the logits of a softmax
+    layer). Else they must be probabilities on two synthetic examples, or not finite, which the evaluation
+    counts; anything else is a ModelError. `prepare` transforms the dataset's inputs.
+    """
+    labels = list(dataset.labels.values())
+    if prepare is None:
+        _check_inputs(model, dataset)
+    try:
+        probed = model(probe_inputs(dataset, prepare), training=False)
+    except Exception as error:  # The model's own code runs here and may raise anything.
+        columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
+        inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
+        inputs += "" if prepare is None else ", as the transform makes them"
+        raise ModelError(
+            f"the model does not take this dataset's {inputs}: {short_message(error)}"
+        ) from error
+    outputs = outputs_by_label(probed, labels, output_order(model, labels))
+    recorded = dict(known) if known and known.keys() == dataset.labels.keys() else None
+    losses = {} if recorded else losses_by_label(model, labels)
+    heads = {}
+    for label in labels:
+        name = label.name
+        _check_shape(outputs[name], label)
+        if not recorded:
+            heads[name] = _read_head(outputs[name], label, losses[name], dataset)
+    return recorded or heads
+
+
+def is_head(text: object) -> bool:
+    """Whether this is the name of a head."""
+    return text in _HEADS
+
+
+def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
+    _check_kind(outputs, label, losses, dataset)
+    if label.kind == REGRESSION:
+        return "numbers"
+    values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
+    single = label.kind == CLASS and values.shape[1] == 1
+    logits = any(map(_has_logits, losses))
+    inside = bool(((values >= 0) & (values <= 1 + _ROUNDING)).all())
+    if single:  # an untrained linear unit is 0 for a black image, a sigmoid never is
+        fits = inside and bool((values > 0).all())
+    elif label.kind == CLASS:
+        sums = np.allclose(values.sum(axis=1), 1.0, rtol=0, atol=_ROUNDING)
+        fits = sums and bool((values >= -_ROUNDING).all())
+    else:
+        fits = inside and bool((values > 0).any())
+    if fits and ((label.kind == CLASS and not single) or not logits or is_activated(outputs)):
+        return "probability" if single else "probabilities"
+    if logits:
+        return "logit" if single else "logits"
+    if np.isfinite(values).all():
+        probed = "a row of zeros" if dataset.is_table else "a black image"
+        shown = ", ".join(f"{value:.3g}" for value in values[0][:4]) + ", ..." * (len(values[0]) > 4)
+        last = "sigmoid" if single or label.kind == MULTILABEL else "softmax"
+        raise ModelError(
+            f"the model's outputs are not probabilities (on {probed}: [{shown}]) and its loss does not say "
+            f"from_logits; end the model with a {last}, or compile it with from_logits=True"
+        )
+    return "probability" if single else "probabilities"
+
+
+def _check_kind(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> None:
+    """Refuses a loss, softmax or sigmoid of Keras that does not suit a label's kind."""
+    unsuitable = {REGRESSION: "crossentropy", MULTILABEL: "categorical"}.get(label.kind, " ")
+    wrong = [name for name in map(compiled_name, losses) if unsuitable in name.replace("_", "").lower()]
+    reason = ""
+    if wrong:
+        kind = "classes" if label.kind == REGRESSION else "one class of several"
+        reason = f"the loss {wrong[0]} is for {kind}"
+    if (logits := getattr(outputs, "_keras_logits", None)) is not None:
+        spreads = dataset.train[label.name].spreads if label.name in dataset.train else ()
+        for output, spread in zip(label.outputs, spreads, strict=False):
+            if spread.least < 0 or spread.largest > 1:
+                values = f"{output!r} is {spread.least:g} to {spread.largest:g}"
+                reason = f"the model ends with a softmax or sigmoid, which gives 0 to 1, and {values}"
+        near = functools.partial(np.allclose, outputs, rtol=0, atol=_ROUNDING)
+        multilabel = label.kind == MULTILABEL and len(label.outputs) > 1
+        if multilabel and near(keras.ops.softmax(logits)) and not near(keras.ops.sigmoid(logits)):
+            reason = "the model ends with a softmax, whose numbers sum to 1"
+    if reason:
+        advice = "Dense alone, and compile it with mse, mae or huber"
+        if label.kind == MULTILABEL:
+            advice = "a sigmoid for each, and compile it with binary_crossentropy: an example may have any"
+        raise ModelError(
+            f"{reason}, and the label {label.name!r} is {label.kind}; end the model with {advice}"
+        )
+
+
+def to_prediction(outputs: Any, head: Head, label: Label) -> tf.Tensor:
+    """Returns the prediction of a label, float32 (batch, outputs), from a model's output for it.
+
+    It is a probability for each class or output of a multilabel, or a number for each output.
+    """
+    outputs = tf.cast(outputs, tf.float32)
+    if head == "numbers":
+        return tf.reshape(outputs, (-1, len(label.outputs)))
+    if head in ("probability", "logit"):
+        second = tf.sigmoid(outputs) if head == "logit" else outputs
+        return tf.concat([1 - second, second], axis=-1)
+    if head == "logits":
+        return tf.nn.softmax(outputs) if label.kind == CLASS else tf.sigmoid(outputs)
+    return outputs
+
+
+def to_predictions(
+    outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
+) -> dict[str, tf.Tensor]:
+    """Returns the `to_prediction` of each label, by name; outputs and order are as in `outputs_by_label`."""
+    named = outputs_by_label(outputs, labels, order)
+    return {label.name: to_prediction(named[label.name], heads[label.name], label) for label in labels}
+
+
+def outputs_by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns a model's outputs by the name of the label; a ModelError unless there is one for each.
+
+    They are a dict by label, a list in the `order` of these names, or else of `labels`, or for a single label
+    the output itself.
+    """
+    names = [label.name for label in labels]
+    nested = isinstance(outputs, Mapping | list | tuple)
+    if isinstance(outputs, Mapping) and set(outputs) >= set(names):  # others are for training alone
+        return {name: outputs[name] for name in names}
+    if isinstance(outputs, list | tuple) and len(outputs) == len(names):
+        return dict(zip(order or names, outputs, strict=True))
+    if len(names) == 1 and not nested:
+        return {names[0]: outputs}
+    found = f"{len(outputs) if nested else 1} output{'s' if nested and len(outputs) != 1 else ''}"
+    if isinstance(outputs, Mapping):
+        found += f" ({', '.join(map(str, outputs))})"
+    needed = f"one for each label, a dict of {', '.join(names)}," if len(names) > 1 else "one"
+    raise ModelError(
+        f"the model has {found}; an exported model has {needed}: train a model with "
+        f"{'these' if len(names) > 1 else 'that one alone'}; {TRAIN_WITHOUT_EXPORT}"
+    )
+
+
+def output_order(model: keras.Model, labels: Sequence[Label]) -> Sequence[str]:
+    """Returns the names of the labels in the order of a list of outputs: that of its layers, if so named."""
+    layers, names = list(getattr(model, "output_names", None) or ()), [label.name for label in labels]
+    return layers if sorted(layers) == sorted(names) else names
+
+
+def losses_by_label(model: keras.Model, labels: Sequence[Label]) -> dict[str, list[Any]]:
+    """Returns the losses that a model was compiled with, for each label."""
+    return compiled_by_label(model, getattr(model, "loss", None), labels, compiled_losses(model))
+
+
+def compiled_by_label(
+    model: keras.Model, argument: Any, labels: Sequence[Label], everything: Sequence[Any]
+) -> dict[str, list[Any]]:
+    """Returns the part of an argument of `compile` for each label; `everything` if it is not by output."""
+    names = [label.name for label in labels]
+    if isinstance(argument, Mapping) and set(argument) & set(names):
+        parts = dict(argument)
+    elif isinstance(argument, list | tuple) and len(argument) == len(names) > 1:
+        parts = dict(zip(output_order(model, labels), argument, strict=True))
+    else:
+        return {name: list(everything) for name in names}
+    return {
+        name: [item for item in keras.tree.flatten(parts.get(name)) if item is not None] for name in names
+    }
+
+
+def _check_shape(output: Any, label: Label) -> None:
+    """Refuses an output for two examples whose shape does not fit a label."""
+    shape, count = getattr(output, "shape", None), len(label.outputs)
+    fitting: list[tuple[int, ...]] = [(2, count)]
+    if (label.kind, count) == (CLASS, 2):
+        fitting.append((2, 1))
+    if (label.kind, count) == (REGRESSION, 1):
+        fitting.append((2,))
+    if shape is not None and tuple(shape) in fitting:
+        return
+    found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(output).__name__
+    nouns = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}
+    of = f" of {label.name!r}" if label.name != LABEL else ""
+    raise ModelError(
+        f"the model's output is {found}, the dataset has {count} {nouns[label.kind]}{of} "
+        f"and needs (n, {count}): give its last layer {count} unit{'s' * (count > 1)}, or use "
+        "the data that it was made for"
+    )
+
+
+def _check_inputs(model: keras.Model, dataset: DatasetInfo) -> None:
+    """Checks the declared inputs of a model, if any: Keras would accept others."""
+    inputs: list[Any] = getattr(model, "inputs", None) or []
+    if dataset.is_table:
+        declared = model.input if inputs else None
+        if isinstance(declared, dict) and set(declared) != set(dataset.inputs):
+            raise ModelError(
+                f"the model takes a dict of {', '.join(sorted(declared))}, the dataset has the columns "
+                f"{', '.join(sorted(dataset.inputs))}; to use some of them, pass keras.Model a list of its "
+                "inputs, each with the name of its column"
+            )
+        return
+    if len(inputs) > 1:
+        raise ModelError(
+            f"the model has {len(inputs)} inputs; an exported model takes one, the image: compute the others "
+            f"from it in layers; {TRAIN_WITHOUT_EXPORT}"
+        )
+    shape = tuple(inputs[0].shape[1:]) if inputs else dataset.input_shape
+    if not tf.TensorShape(shape).is_compatible_with(dataset.input_shape):
+        raise ModelError(
+            f"the model takes images of shape {shape}, the dataset has {dataset.input_shape}; build it with "
+            "dataset.input_shape, or use the data that it was made for"
+        )
+
+
+def _has_logits(loss: Any) -> bool:
+    # A loss passed by name or as a bare function has Keras' default, from_logits=False.
+    if isinstance(loss, functools.partial):
+        return bool(loss.keywords.get("from_logits", False))
+    own = getattr(loss, "from_logits", False)
+    with contextlib.suppress(Exception):  # a custom loss need not have a configuration
+        own = loss.get_config().get("from_logits", own)
+    return bool(own)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from shardline.trainer.data.features import LABEL
 from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.keras_internals import all_layers
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
-from shardline.trainer.models.head import Heads, is_head
+from shardline.trainer.models.interface import Heads, is_head
 
 MODEL_FILE = "model.keras"
 METRICS_FILE = "metrics.json"

@@ -30,7 +30,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_predictions
+from shardline.trainer.models.interface import Head, Heads, output_order, read_heads, to_predictions
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys

@@ -24,7 +24,7 @@ from shardline.trainer.data.decode import Inputs, Prepare
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
-from shardline.trainer.models.head import Heads, output_order, to_predictions
+from shardline.trainer.models.interface import Heads, output_order, to_predictions
 
 #: What a client sends: whole encoded files, PNG or JPEG of any size, string [n], or the columns of a table,
 #: [n] each, by name.
