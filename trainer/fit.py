@@ -27,7 +27,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.datasets import Watch, drawing_datasets
-from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
+from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.loop import Training

@@ -13,7 +13,7 @@ import tensorflow as tf
 from shardline.trainer.adapters.adapter import Batches, check_counts
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.fit import verbosity
-from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
+from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
 from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process

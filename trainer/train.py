@@ -22,7 +22,7 @@ from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.peers import peer_config
 from shardline.trainer.data import examples, transforms
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
+from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
 from shardline.trainer.loop import evaluator
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
 from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks

@@ -20,7 +20,7 @@ from shardline.trainer.cluster import collectives, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.keras_compat import keras_internals
-from shardline.trainer.keras_compat.replica_losses import exact_losses
+from shardline.trainer.keras_compat.replicas import exact_losses
 from shardline.trainer.loop.step import StepLoop
 
 STEPS = 20

@@ -12,7 +12,7 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
-from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
+from shardline.trainer.keras_compat.replicas import loss_couples_examples
 from shardline.trainer.loop import loop
 from shardline.trainer.loop.build import accumulate_gradients, build, learning_rates
 from shardline.trainer.loop.loop import own_statistics

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.keras_compat import keras_compilation, keras_internals, tensorflow_internals
+from shardline.trainer.keras_compat import keras_internals, tensorflow_internals
 
 
 def test_keras_builds_no_optimizer_and_no_metric_with_the_model():
@@ -44,7 +44,7 @@ def test_keras_averages_the_losses_of_outputs_over_batches():
         y = tf.constant([[0.0], [0.0], [3.0]])
         keras_internals.build_symbolically(model, (y, {"a": y, "b": y}))
         if weigh:
-            keras_compilation.weigh_output_losses(model)
+            keras_internals.weigh_output_losses(model)
         step = tf.function(
             model.test_step,
             input_signature=[(tf.TensorSpec([None, 1]), dict.fromkeys("ab", tf.TensorSpec([None, 1])))],
@@ -64,17 +64,17 @@ def test_keras_saves_no_model_whose_loss_has_no_form_in_a_file(tmp_path):
     with pytest.raises(TypeError, match=r"Cannot serialize object functools\.partial"):
         model.save(tmp_path / "model.keras")
 
-    with keras_compilation.saveable(model):
+    with keras_internals.saveable(model):
         model.save(tmp_path / "model.keras")
     assert not keras.models.load_model(tmp_path / "model.keras").compiled
-    assert keras_compilation.compiled_losses(model)
+    assert keras_internals.compiled_losses(model)
 
 
 def test_keras_remembers_the_logits_behind_a_sigmoid_and_a_softmax():
     inputs = np.zeros((1, 2), np.float32)
     for activation, remembered in (("sigmoid", True), ("softmax", True), ("relu", False)):
         outputs = keras.Sequential([keras.layers.Dense(2, activation)])(inputs)
-        assert keras_compilation.is_activated(outputs) is remembered
+        assert keras_internals.is_activated(outputs) is remembered
 
 
 def test_a_stateless_scope_keeps_every_assignment_back():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.keras_compat import replica_losses, replica_metrics
-from shardline.trainer.keras_compat.replica_metrics import adds_up, inexact_metrics, whole_batch_metrics
+from shardline.trainer.keras_compat import replicas
+from shardline.trainer.keras_compat.replicas import adds_up, inexact_metrics, whole_batch_metrics
 from tests.helpers.replica_state import Largest, Latest, Smoothed, correlation
 
 m = keras.metrics
@@ -56,7 +56,7 @@ OF_KERAS = [
 def test_keras_own_metrics_add_up_which_is_not_tried(metric: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert adds_up(metric, arguments(), 8)
     metric.update_state(np.ones((8, 3)), np.ones((8, 3)))  # builds it
-    monkeypatch.setattr(replica_metrics, "_is_trusted", lambda _: False)
+    monkeypatch.setattr(replicas, "_is_trusted", lambda _: False)
     assert adds_up(metric, arguments(), 8)
 
 
@@ -107,7 +107,7 @@ def test_a_metric_that_cannot_be_put_together_is_named_once(
 
 
 def test_the_examples_of_a_replica_are_known_after_a_metric_of_all() -> None:
-    with replica_losses.replica_share(lambda: tf.constant(1.0), tf.constant(3.0)):
-        with replica_losses.replica_share(None):
-            assert replica_losses.own_share() is None
-        assert replica_losses._replica.examples == 3
+    with replicas.replica_share(lambda: tf.constant(1.0), tf.constant(3.0)):
+        with replicas.replica_share(None):
+            assert replicas.own_share() is None
+        assert replicas._replica.examples == 3

@@ -247,7 +247,7 @@ class GradientExchange:
 
         The share is the float32 scalar `local examples / examples of all replicas`: a batch divided into 5
         and 4 examples gives the gradients of the whole batch of 9, for losses that are means over a replica's
-        batch (`replica_losses.exact_losses`). A share of 0 makes gradients 0, even NaN.
+        batch (`replicas.exact_losses`). A share of 0 makes gradients 0, even NaN.
         """
         self._local.share, self._local.weighed = share, set()
         try:

@@ -21,9 +21,10 @@ from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
-from shardline.trainer.keras_compat.keras_compilation import build_only, describe_model_error
 from shardline.trainer.keras_compat.keras_internals import (
+    build_only,
     build_symbolically,
+    describe_model_error,
     inner_optimizers,
     moving_averages,
     own_learning_rate,
@@ -31,7 +32,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     updating_optimizers,
 )
-from shardline.trainer.keras_compat.replica_metrics import whole_batch_metrics
+from shardline.trainer.keras_compat.replicas import whole_batch_metrics
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.zoo import find_application

@@ -37,8 +37,7 @@ from shardline.trainer.cluster.collectives import make_summation, replica_merger
 from shardline.trainer.data.sharding import RunPlan
 from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
-from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
-from shardline.trainer.keras_compat.replica_metrics import inexact_metrics
+from shardline.trainer.keras_compat.replicas import inexact_metrics, loss_couples_examples
 from shardline.trainer.loop.build import apply_changed_rates, finalize, learning_rates
 from shardline.trainer.loop.callbacks import Hooks
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers

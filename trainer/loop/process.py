@@ -26,7 +26,7 @@ from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.peers import PeerConfig, Peers, abort_when_peer_ends, peer_config
 from shardline.trainer.keras_compat import tensorflow_internals
-from shardline.trainer.keras_compat.keras_compilation import describe_model_error
+from shardline.trainer.keras_compat.keras_internals import describe_model_error
 from shardline.trainer.loop.parameter_server import run_server
 
 #: Settings of the strategy and its peers.

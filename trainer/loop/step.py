@@ -27,8 +27,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     update_after_gradients,
 )
-from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share
-from shardline.trainer.keras_compat.replica_metrics import takes_whole_batches
+from shardline.trainer.keras_compat.replicas import exact_losses, replica_share, takes_whole_batches
 from shardline.trainer.keras_compat.tensorflow_internals import iterate, seed_per_process
 
 #: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).

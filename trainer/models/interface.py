@@ -24,7 +24,7 @@ from shardline.trainer.data.decode import Inputs, Prepare, make_probe_rows
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import DEFAULT_FORMS, LabelForm
-from shardline.trainer.keras_compat.keras_compilation import (
+from shardline.trainer.keras_compat.keras_internals import (
     compiled_losses,
     compiled_metrics,
     compiled_name,

@@ -19,8 +19,7 @@ from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.plugins import import_string
 from shardline.trainer.base.settings import SETTINGS_FILE
 from shardline.trainer.data.features import LABEL
-from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
-from shardline.trainer.keras_compat.keras_internals import all_layers
+from shardline.trainer.keras_compat.keras_internals import all_layers, refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 from shardline.trainer.models.interface import Heads, is_head
 
