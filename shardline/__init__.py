@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from shardline.trainer.data.features import Label as Label
     from shardline.trainer.data.manifest import DatasetInfo as DatasetInfo
     from shardline.trainer.data.manifest import Manifest as Manifest
+    from shardline.trainer.fit import evaluate as evaluate
     from shardline.trainer.fit import fit as fit
+    from shardline.trainer.fit import predict as predict
     from shardline.trainer.loop.process import strategy as strategy
     from shardline.trainer.models.mlp import encode_columns as encode_columns
     from shardline.trainer.models.zoo import make_output as make_output
-    from shardline.trainer.predict import evaluate as evaluate
-    from shardline.trainer.predict import predict as predict
     from shardline.trainer.train import train as train
 
 #: Public names by module.
@@ -57,11 +57,10 @@ _MODULES = {
     "shardline.trainer.base.settings": ("TrainSettings",),
     "shardline.trainer.data.features": ("Feature", "Label"),
     "shardline.trainer.data.manifest": ("DatasetInfo", "Manifest"),
-    "shardline.trainer.fit": ("fit",),
+    "shardline.trainer.fit": ("evaluate", "fit", "predict"),
     "shardline.trainer.loop.process": ("strategy",),
     "shardline.trainer.models.mlp": ("encode_columns",),
     "shardline.trainer.models.zoo": ("make_output",),
-    "shardline.trainer.predict": ("evaluate", "predict"),
     "shardline.trainer.train": ("train",),
 }
 
