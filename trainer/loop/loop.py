@@ -284,7 +284,8 @@ class Training:
             within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
             progress.report("train", f"resuming after step {at.steps:,}{within}, from {run.checkpoints}")
             seconds, stopped = snapshot.host["seconds"], snapshot.host["stop_training"]
-            reason = _find_stop_reason(run.settings, at, seconds, stopped=stopped)
+            time_is_up = 0 < run.settings.max_time <= seconds
+            reason = _find_stop_reason(run.settings, at, time_is_up=time_is_up, stopped=stopped)
             no_steps = f": that trains nothing, as {reason}; raise that limit, or begin in another directory"
             if changes:
                 progress.report("train", f"warning: {changes}{no_steps}" if reason else changes)
@@ -293,7 +294,7 @@ class Training:
     def run(self) -> None:
         """Trains to the end of the run; then `logs` are the last metrics, val_* those of the final model."""
         self._preemption.ready()
-        self._check_limits()
+        self._check_limits(time_is_up=0 < self._run.settings.max_time <= self._seconds_before)
         # The end of an epoch that continues is still to come.
         if not self.position.closed and (self._stop_reason or not self.position.examples):
             self._close_epoch(self.position.last_epoch)
@@ -392,9 +393,8 @@ class Training:
                 "replicas by tf.distribute.get_replica_context().all_reduce",
             )
 
-    def _check_limits(self) -> None:
-        stopped = self._stop_reason == _STOPPED
-        reason = _find_stop_reason(self._run.settings, self.position, self._seconds_before, stopped=stopped)
+    def _check_limits(self, *, time_is_up: bool, stopped: bool = False) -> None:
+        reason = _find_stop_reason(self._run.settings, self.position, time_is_up=time_is_up, stopped=stopped)
         self._stop_reason = reason or self._stop_reason
 
     def _close_epoch(self, epoch: int) -> None:
@@ -408,11 +408,7 @@ class Training:
         self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
         agreed = self._agree(StepsResult(), 0)
-        self._check_limits()
-        if self._model.stop_training:
-            self._stop_reason = self._stop_reason or _STOPPED
-        if agreed.time_is_up:
-            self._stop_reason = self._stop_reason or _time_limit_reached(self._run.settings)
+        self._check_limits(time_is_up=agreed.time_is_up, stopped=self._model.stop_training)
         if not self._stop_reason:
             self._stop_if(agreed.stop)
 
@@ -498,12 +494,7 @@ class Training:
                 self.position = Position(self.position.epoch + 1, 0, self.position.steps, closed=False)
             self._save()
             self._stop_if(True)
-        if self._model.stop_training:
-            self._stop_reason = _STOPPED
-        if agreed.time_is_up:
-            self._stop_reason = _time_limit_reached(settings)
-        if settings.max_steps and self.position.steps >= settings.max_steps:
-            self._stop_reason = f"max_steps {settings.max_steps:,} reached"
+        self._check_limits(time_is_up=agreed.time_is_up, stopped=self._model.stop_training)
         due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
         # The end of an epoch saves one anyway.
         if (agreed.save or due) and not last and not self._stop_reason:
@@ -533,16 +524,12 @@ def _next_chunk_size(steps: int, seconds: float, *, of: int = 0) -> int:
     return max(1, min(wanted, 8 * steps))  # bounded, because the first steps trace and warm up
 
 
-def _find_stop_reason(settings: TrainSettings, at: Position, seconds: float, *, stopped: bool) -> str:
-    """Returns why a run ends at a position, after `seconds` of training; "" if it does not."""
+def _find_stop_reason(settings: TrainSettings, at: Position, *, time_is_up: bool, stopped: bool) -> str:
+    """Returns why a run ends at a position; "" if it does not."""
     if at.epoch >= settings.epochs:
         return f"the run has done its {settings.epochs} epochs"
     if settings.max_steps and at.steps >= settings.max_steps:
         return f"max_steps {settings.max_steps:,} reached"
-    if 0 < settings.max_time <= seconds:
-        return _time_limit_reached(settings)
+    if time_is_up:
+        return f"max_time {settings.max_time:g} s is over"
     return _STOPPED if stopped else ""
-
-
-def _time_limit_reached(settings: TrainSettings) -> str:
-    return f"max_time {settings.max_time:g} s is over"
