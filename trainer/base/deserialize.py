@@ -87,7 +87,8 @@ def read_fields(
     known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
     if strict:
         check_keys(values, [*known, *also], prefix)
-    if whole and (missing := [name for name in _required(kind) if name in known and name not in values]):
+    required = [item.name for item in fields(kind) if item.default is item.default_factory is MISSING]
+    if whole and (missing := [name for name in required if name in known and name not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
     try:
         return {
@@ -203,10 +204,6 @@ def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
 def _items_text(kind: Any) -> str:
     plural = {str: "texts", int: "whole numbers", float: "numbers"}
     return f" of {plural[kind]}" if kind in plural else " of mappings" if is_dataclass(kind) else ""
-
-
-def _required(kind: Any) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind) if item.default is item.default_factory is MISSING)
 
 
 def _check_instance(value: Any, kind: Any, expected: str, name: str) -> Any:

@@ -100,24 +100,19 @@ def check_reference(reference: str, kind: str, error: type[ShardlineError] = Mod
 
     Raises `error` when the module is missing, is not Python, or evidently does not define the name.
     """
-    module_name = reference.partition(":")[0]
+    module_name, _, name = reference.partition(":")
     _make_working_directory_importable()
     first, *others = module_name.split(".")
     spec = _find_local_module(first) or importlib.util.find_spec(first)
-    for name in others:
+    for each in others:
         if spec is not None:
             # Only the last name: a namespace package would look up its parent, which is not imported.
-            spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+            spec = PathFinder.find_spec(each, list(spec.submodule_search_locations or ()))
     if spec is None:
         raise error(
             f"unknown {kind} {reference!r}: no module {module_name!r}{_available_modules(module_name)}"
         )
-    check_defined_in(Path(spec.origin or ""), reference, kind, error)
-
-
-def check_defined_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
-    """Checks that the file of an import string's module defines the name; raises as `check_reference`."""
-    module_name, _, name = reference.partition(":")
+    file = Path(spec.origin or "")
     if file.suffix != ".py":
         return
     source = file.read_text(encoding="utf-8-sig", errors="replace")
