@@ -14,21 +14,15 @@ from shardline.trainer.base.errors import RunError
 def main() -> None:
     """Sums the number 1 over the replicas of the cluster."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
-
     from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.cluster.cluster import read_cluster
+    from shardline.trainer.cluster.collectives import Collectives
     from shardline.trainer.cluster.strategy import create
 
     cluster = read_cluster(os.environ)
     strategy = create(TrainSettings(dataset="", model="check", strategy="multi_worker_mirrored"), cluster)
-    replicas = strategy.num_replicas_in_sync
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def add_up() -> tf.Tensor:
-        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([])))
-
-    total = float(strategy.experimental_local_results(add_up())[0])
+    replicas = cluster.num_workers
+    (total,) = Collectives(strategy).total([1])
     if total != replicas:
         raise RunError(f"{replicas} replicas added up to {total}")
 

@@ -126,7 +126,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         model,
         hooks,
         data=run.manifest.fingerprint,
-        fixed={**saving.adapted_layers(model, numbers=settings.evaluator), **run.data.order_version},
+        fixed=saving.adapted_layers(model, numbers=settings.evaluator),
         counters=counters,
         preemption=preemption,
     )

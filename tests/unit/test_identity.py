@@ -70,16 +70,6 @@ def test_new_data_can_be_allowed_but_not_another_model(tmp_path: Path) -> None:
         _claim(tmp_path, replace(RUN, model="resnet50"), allow_new_data=True)
 
 
-def test_a_run_of_an_earlier_order_of_many_shards_is_refused(tmp_path: Path) -> None:
-    now = replace(RUN, fixed={"order of examples": 2})
-    _claim(tmp_path, RUN)
-
-    with pytest.raises(SettingsError, match="order of examples was 1, is 2"):
-        _claim(tmp_path, now)
-    _claim(tmp_path, replace(now, dataset="bb22"), allow_new_data=True)
-    _claim(tmp_path, replace(now, dataset="bb22"))
-
-
 def test_the_evaluator_compares_no_variables(tmp_path: Path) -> None:
     _claim(tmp_path, RUN)
     _claim(tmp_path, replace(RUN, variables={}), write=False)

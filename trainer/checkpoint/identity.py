@@ -14,9 +14,6 @@ from shardline.trainer.base.settings import PATH_SETTINGS, SETTINGS_FILE, TrainS
 
 IDENTITY_FILE = "run.json"
 
-#: Name of the version of the order of examples: 1, or 2 where streams read several shards each.
-ORDER = "order of examples"
-
 # Settings that determine the variables, their initial values, or the order of examples.
 _FIXED_SETTINGS = ("gradient_accumulation_steps", "initial_model", "seed")
 
@@ -74,9 +71,7 @@ def _check_same_run(
     for name, hint in hints.items():
         if previous.get(name) != own.get(name) and not (name == "dataset" and allow_new_data):
             differences.append(f"{name} was {previous.get(name)!r}, is {own[name]!r}{hint}")
-    before, now = {ORDER: 1, **previous.get("fixed", {})}, own.get("fixed", {})
-    if previous.get("dataset") != own["dataset"]:  # whose shards are others
-        del before[ORDER]
+    before, now = previous.get("fixed", {}), own.get("fixed", {})
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
             differences.append(f"{name} was {before[name]!r}, is {now[name]!r}")

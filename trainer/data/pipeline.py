@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.checkpoint.identity import ORDER
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
@@ -136,16 +135,9 @@ class InputPipeline:
         return self.description, ""
 
     @property
-    def order_version(self) -> dict[str, int]:
-        """Version of the order of examples, part of a run's identity; empty where all versions are equal."""
-        is_same = self.manifest.streams(self.split) == len(self.manifest.splits[self.split].shards)
-        return {} if is_same else {ORDER: 2}
-
-    @property
     def fixed(self) -> dict[str, int]:
         """Counts that a resumed run cannot change; the number of replicas may change `steps` by one."""
-        steps = -(-self.plan.records // self.plan.global_batch_size)
-        return {"steps_per_epoch": steps, **self.order_version}
+        return {"steps_per_epoch": -(-self.plan.records // self.plan.global_batch_size)}
 
     def epoch(self, at: Position) -> RunPlan:
         """Returns the remaining steps of the epoch of a position."""

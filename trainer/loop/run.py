@@ -236,6 +236,7 @@ def write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, A
     """Writes settings.json: what runs, and the changes in its `IdentityRecord`. For the chief."""
     settings, plan, policy = run.settings, run.data.plan, assign_shards(run, run.manifest)
     labels = run.manifest.labels
+    packages = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
     files.write_json(
         run.dirs.model / SETTINGS_FILE,
         {
@@ -257,12 +258,6 @@ def write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, A
             "examples_per_update": plan.global_batch_size * settings.gradient_accumulation_steps,
             "steps_per_epoch": plan.steps,
             "shard_policy": policy._asdict(),
-            "versions": versions(),
+            "versions": {"python": platform.python_version(), **packages},
         },
     )
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that train."""
-    packages = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
-    return {"python": platform.python_version(), **packages}
