@@ -22,7 +22,13 @@ from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
-from shardline.trainer.keras_compat.datasets import Watch, elements, without_prefetch, without_repeat
+from shardline.trainer.keras_compat.datasets import (
+    Watch,
+    elements,
+    no_autograph,
+    without_prefetch,
+    without_repeat,
+)
 from shardline.trainer.keras_compat.tensorflow_internals import numpy_function, without_autotuning
 
 _PREFETCH_BATCHES = 2
@@ -30,8 +36,6 @@ _PREFETCH_BATCHES = 2
 _INFINITE, _UNLIMITED_EPOCHS = -1, 2**40
 
 _BEGINNING = Position()
-
-_no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class BatchSequence:
@@ -113,7 +117,7 @@ class BatchSequence:
         """The first batch."""
         count = -1 if len(self._sizes) == 1 else 1
         first = tf.data.Dataset.range(1).flat_map(
-            _no_autograph(lambda number: self._epoch(number, count=count))
+            no_autograph(lambda number: self._epoch(number, count=count))
         )
         for batch in _in_order(first).take(1):
             return batch
@@ -183,14 +187,14 @@ class BatchSequence:
             progress.report("train", f"skipping {start:,} batch{'es' * (start > 1)} of {self._name}")
         if not in_epoch and not endless:  # an epoch may have fewer batches than are skipped
             all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(
-                _no_autograph(lambda number: self._epoch(number))
+                no_autograph(lambda number: self._epoch(number))
             )
             return _in_order(elements(all_batches, start, -1, self._source.watch))
         now = tf.data.Dataset.range(first, first + 1)
-        batches = now.flat_map(_no_autograph(lambda number: self._epoch(number, rest)))
+        batches = now.flat_map(no_autograph(lambda number: self._epoch(number, rest)))
         if not endless or self._restart:
             others = tf.data.Dataset.range(first + 1, _UNLIMITED_EPOCHS)
-            batches = batches.concatenate(others.flat_map(_no_autograph(lambda number: self._epoch(number))))
+            batches = batches.concatenate(others.flat_map(no_autograph(lambda number: self._epoch(number))))
         return _in_order(self._source.after(first, batches))
 
     def _epoch(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
@@ -232,11 +236,11 @@ class BatchSequence:
             batches = self.batches(steps * self._batches_per_step)
             if self._local_replicas or self._replicas == 1:
                 # Replicas with per-process data are assumed to have equally large batches.
-                parts = batches.map(_no_autograph(with_size)) if sized else batches
+                parts = batches.map(no_autograph(with_size)) if sized else batches
             else:
                 replicas = range(worker * local, (worker + 1) * local)
                 parts = batches.flat_map(
-                    _no_autograph(lambda *batch: self._replica_parts(_repack(batch), replicas, sized))
+                    no_autograph(lambda *batch: self._replica_parts(_repack(batch), replicas, sized))
                 )
             return without_autotuning(parts.prefetch(_PREFETCH_BATCHES * local))
 
@@ -258,7 +262,7 @@ class BatchSequence:
             rows = tf.nest.map_structure(lambda values: values[begin:end], batch)
             return (rows, tf.cast(count, tf.float32)) if sized else rows
 
-        return tf.data.Dataset.range(replicas.start, replicas.stop).map(_no_autograph(part))
+        return tf.data.Dataset.range(replicas.start, replicas.stop).map(no_autograph(part))
 
     @functools.cached_property
     def _full_batch(self) -> int:
@@ -286,8 +290,8 @@ class BatchSequence:
             f"counting the batches of {self._name}, which does not know their number; give steps_per_epoch, "
             "or of a validation validation_steps, to leave this out",
         )
-        first = tf.data.Dataset.range(1).flat_map(_no_autograph(self._source.dataset))
-        return [int(rows) for rows in first.map(_no_autograph(lambda *batch: _count_rows(_repack(batch))))]
+        first = tf.data.Dataset.range(1).flat_map(no_autograph(self._source.dataset))
+        return [int(rows) for rows in first.map(no_autograph(lambda *batch: _count_rows(_repack(batch))))]
 
 
 def _in_order(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -314,7 +318,7 @@ def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any, first: int)
         lambda part: tf.zeros([0, *(side or 0 for side in part.shape[1:])], part.dtype), spec
     )
 
-    @_no_autograph  # type: ignore[untyped-decorator]
+    @no_autograph  # type: ignore[untyped-decorator]
     def step(held: Any, numbered: Any) -> Any:
         number, batch = numbered
         whole = tf.nest.map_structure(lambda *both: tf.concat(both, 0), held, batch)
@@ -323,8 +327,8 @@ def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any, first: int)
         return kept, (is_held, whole)
 
     scanned = batches.enumerate(first).scan(empty, step)
-    return scanned.filter(_no_autograph(lambda is_held, _: tf.logical_not(is_held))).map(
-        _no_autograph(lambda _, batch: batch)
+    return scanned.filter(no_autograph(lambda is_held, _: tf.logical_not(is_held))).map(
+        no_autograph(lambda _, batch: batch)
     )
 
 
@@ -479,9 +483,7 @@ class DataAdapter:
                 "class_weight needs data of pairs (x, y) with one label each, and no sample_weight"
             )
         if isinstance(data, tf.data.Dataset):
-            return data.map(
-                tf.autograph.experimental.do_not_convert(lambda x, y: (x, y, self._weigh_labels(y)))
-            )
+            return data.map(no_autograph(lambda x, y: (x, y, self._weigh_labels(y))))
         return (*data, self._weigh_labels(tf.convert_to_tensor(data[1])).numpy())
 
     def _weigh_labels(self, labels: tf.Tensor) -> tf.Tensor:
@@ -510,7 +512,7 @@ def _fail_past_end(data: tf.data.Dataset, name: str, count: int) -> tf.data.Data
     if any(not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None for spec in specs):
         return data
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @no_autograph  # type: ignore[untyped-decorator]
     def fail(_: tf.Tensor) -> Any:
         message = f"{name} ends before the {count:,} batches that are to be evaluated; give fewer steps"
         with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), [message])]):
@@ -595,6 +597,4 @@ def pydataset_batches(data: keras.utils.PyDataset, name: str, *, seed: int | Non
     numbers = tf.data.Dataset.range(count) if count is not None else tf.data.Dataset.counter()
     if seed is not None and count:
         numbers = numbers.shuffle(count, seed=seed)
-    return numbers.map(
-        tf.autograph.experimental.do_not_convert(fetch), num_parallel_calls=max(1, data.workers)
-    )
+    return numbers.map(no_autograph(fetch), num_parallel_calls=max(1, data.workers))

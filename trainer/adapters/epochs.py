@@ -14,6 +14,7 @@ from shardline.trainer.keras_compat.datasets import (
     count_elements,
     count_examples,
     elements,
+    no_autograph,
     stateful_ops,
 )
 
@@ -48,7 +49,7 @@ class ArrayEpochs:
                 order, tf.stack([_fold_in(self._seed, number), 0])
             )
 
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        @no_autograph  # type: ignore[untyped-decorator]
         def batch(first: tf.Tensor) -> Any:
             chosen = order[first : first + size]
             return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)

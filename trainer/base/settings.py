@@ -12,9 +12,6 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.plugins import KERAS_PREFIX
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server")
-COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
-
 SETTINGS_FILE = "settings.json"
 HISTORY_FILE = "history.csv"
 
@@ -23,8 +20,8 @@ PATH_SETTINGS = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir"
 
 #: Allowed values of the settings that have a fixed set.
 CHOICES = {
-    "strategy": STRATEGIES,
-    "communication": COMMUNICATIONS,
+    "strategy": ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server"),
+    "communication": ("auto", "tcp", "ring", "nccl"),
     "gradient_compression": ("none", "bfloat16"),
     "cache": ("auto", "memory", "off"),
     "jit_compile": ("auto", "on", "off"),

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import Inputs, Targets, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
+from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 _BATCH_SIZE = 256
@@ -46,17 +46,6 @@ Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
 
 #: Decoded examples, inputs and targets, by their position among those that were loaded.
 Memory: TypeAlias = tuple[Inputs, Targets]
-
-
-def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
-    """Returns the decoded size in bytes of some features of `records` examples; None if it is unknown."""
-    total = 0
-    for feature in features:
-        sizes = [size for size in feature.shape if size is not None]
-        if feature.dtype == "string" or len(sizes) < len(feature.shape):
-            return None
-        total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
-    return total * records
 
 
 def memory_budget() -> int:
@@ -86,9 +75,7 @@ def _decode(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, F
     def parse(batch: tf.Tensor) -> tuple[Inputs, Targets]:
         return parse_batch(batch, inputs, manifest.labels)
 
-    parsed = records.batch(_BATCH_SIZE).map(
-        tf.autograph.experimental.do_not_convert(parse), num_parallel_calls=tf.data.AUTOTUNE
-    )
+    parsed = records.batch(_BATCH_SIZE).map(no_autograph(parse), num_parallel_calls=tf.data.AUTOTUNE)
     return without_autotuning(parsed.prefetch(2))
 
 
@@ -181,9 +168,7 @@ def _find_bad_example(directory: Path, manifest: Manifest) -> tuple[str, Raised 
         for shard in content.shards:
             path = str(directory / shard.file)
             records, number = tf.data.TFRecordDataset(path), 0
-            checked = records.map(
-                tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
-            )
+            checked = records.map(no_autograph(check), num_parallel_calls=tf.data.AUTOTUNE)
             try:
                 for _ in without_autotuning(checked).as_numpy_iterator():
                     number += 1

@@ -26,6 +26,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
+from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 #: A batch of undecoded examples: "example", string (batch,), or if they are in memory "position", int64
@@ -50,9 +51,6 @@ _PREFETCH_BATCHES = 2
 
 # Bytes of a record from which on parallel reading is worth it; threads that read.
 _LARGE_RECORD, _READ_THREADS = 4096, 32
-
-# Converting these functions, which branch on no tensor, would take longer than tracing them.
-_no_autograph = tf.autograph.experimental.do_not_convert
 
 _NAMED_SHARDS = 4  # in a message
 
@@ -122,7 +120,7 @@ class InputPipeline:
     @functools.cached_property
     def first_batch(self) -> Data:
         """The first batch."""
-        return next(iter(self.raw_batches().map(_no_autograph(self.decode)).take(1)))
+        return next(iter(self.raw_batches().map(no_autograph(self.decode)).take(1)))
 
     @property
     def description(self) -> str:
@@ -189,7 +187,7 @@ class InputPipeline:
         own = self._paths()[shards.indices.start : shards.indices.stop : shards.indices.step]
         memory = load(own, self.manifest) if self.in_memory else None
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
-        decode = _no_autograph(lambda raw: self.decode(raw, memory))
+        decode = no_autograph(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         return without_autotuning(decoded.prefetch(_PREFETCH_BATCHES))
 
@@ -262,13 +260,13 @@ class InputPipeline:
             done = share(start, workers, worker)
             prefetched = max(_PREFETCH_BATCHES, 0 if self._is_large else _PREFETCH_RECORDS // size)
 
-            @_no_autograph  # type: ignore[untyped-decorator]
+            @no_autograph  # type: ignore[untyped-decorator]
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
                 records = self._records(shards, epoch, in_memory=in_memory).skip(done)
                 steps = records.batch(size).rebatch(sizes).take(count)
-                return steps.map(_no_autograph(functools.partial(self._raw, epoch)))
+                return steps.map(no_autograph(functools.partial(self._raw, epoch)))
 
-            @_no_autograph  # type: ignore[untyped-decorator]
+            @no_autograph  # type: ignore[untyped-decorator]
             def every_other(first: tf.Tensor) -> tf.data.Dataset:
                 following = tf.data.Dataset.range(first, epochs.stop, 2)
                 return following.flat_map(batches).prefetch(prefetched)
@@ -291,11 +289,11 @@ class InputPipeline:
         # By stream and epoch: the order is the same on any number of workers.
         seeded = functools.partial(_fold_in, self.shuffle_seed or 0, 0, epoch)
 
-        @_no_autograph  # type: ignore[untyped-decorator]
+        @no_autograph  # type: ignore[untyped-decorator]
         def positions(end: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
             return tf.data.Dataset.range(end - records, end)
 
-        @_no_autograph  # type: ignore[untyped-decorator]
+        @no_autograph  # type: ignore[untyped-decorator]
         def examples(stream: tf.Tensor) -> tf.data.Dataset:
             own = tf.range(stream, len(split.shards), streams, tf.int64)
             if self.shuffle_seed is not None and streams < len(split.shards):

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_no_autograph = tf.autograph.experimental.do_not_convert
+#: Keeps AutoGraph from functions that branch on no tensor: converting them takes longer than tracing.
+no_autograph = tf.autograph.experimental.do_not_convert
 
 # Datasets, by the names of their classes, that make batches, and those that yield one element for each.
 _BATCHING = ("_BatchDataset", "_ParallelBatchDataset")
@@ -104,7 +105,7 @@ def count_elements(data: Any, watch: Watch) -> int | None:
     if drawing_datasets(data):
         return None
     done = 0
-    for part in data.map(_no_autograph(lambda *_: True)).batch(1024).as_numpy_iterator():
+    for part in data.map(no_autograph(lambda *_: True)).batch(1024).as_numpy_iterator():
         done += len(part)
         watch(done, 0)
     return done
@@ -153,20 +154,20 @@ def after_epochs(
     if not count or not drawing:
         return batches
     whole, nothing, read = min(count, epochs_to_read(data)), tf.data.Dataset.range(0), data
-    each = [draws.map(_no_autograph(lambda *_: tf.constant(0, tf.int64))) for draws in drawing]
+    each = [draws.map(no_autograph(lambda *_: tf.constant(0, tf.int64))) for draws in drawing]
     begun = tf.data.Dataset.choose_from_datasets([nothing, *each], nothing)  # no elements
-    past = tf.data.Dataset.range(whole, count).flat_map(_no_autograph(lambda _: begun))
+    past = tf.data.Dataset.range(whole, count).flat_map(no_autograph(lambda _: begun))
     if whole:
         while type(read).__name__ in _AGAIN and len(read._inputs()) == 1:
             (read,) = read._inputs()  # a map draws no order
-        all_of_them = tf.data.Dataset.range(whole).flat_map(_no_autograph(lambda _: read))
+        all_of_them = tf.data.Dataset.range(whole).flat_map(no_autograph(lambda _: read))
         watched = _watched(all_of_them, whole * int(read.cardinality()), watch)
         past = (
-            watched.filter(_no_autograph(lambda *_: False))
-            .map(_no_autograph(lambda *_: tf.constant(0, tf.int64)))
+            watched.filter(no_autograph(lambda *_: False))
+            .map(no_autograph(lambda *_: tf.constant(0, tf.int64)))
             .concatenate(past)
         )
-    return past.flat_map(_no_autograph(lambda _: data)).concatenate(batches)
+    return past.flat_map(no_autograph(lambda _: data)).concatenate(batches)
 
 
 def _watched(data: tf.data.Dataset, total: int, watch: Watch) -> tf.data.Dataset:
@@ -189,7 +190,7 @@ def _watched(data: tf.data.Dataset, total: int, watch: Watch) -> tf.data.Dataset
 
     one = tf.data.Dataset.from_tensors(np.int64(0))
     parts = tf.data.Dataset.counter().flat_map(
-        _no_autograph(lambda _: one.repeat(tf.ensure_shape(tf.numpy_function(next_part, [], tf.int64), [])))
+        no_autograph(lambda _: one.repeat(tf.ensure_shape(tf.numpy_function(next_part, [], tf.int64), [])))
     )
     return tf.data.Dataset.choose_from_datasets([data], parts)
 

@@ -46,8 +46,6 @@ from shardline.trainer.loop.run import TrainingRun
 from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
 
-Engine = StepLoop | CoordinatorLoop
-
 # Seconds of a chunk: long enough for the collective after it to cost nothing, and short enough for a progress
 # line, and for a machine that is about to be preempted.
 _SECONDS = 1.0
@@ -63,7 +61,7 @@ def make_engine(
     at: Position,
     *,
     batch: Any = None,
-) -> Engine:
+) -> StepLoop | CoordinatorLoop:
     """Returns the engine that trains a built model from a position on, and evaluates it.
 
     On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
@@ -71,7 +69,12 @@ def make_engine(
     settings, strategy, training, validation = run.settings, run.strategy, run.data, run.validation
     xla = uses_xla(run, model)
     if (names := inexact_metrics(model)) and run.cluster.is_chief:
-        progress.report("train", f"warning: metrics {progress.shortened(names)} {_INEXACT_METRICS}")
+        progress.report(
+            "train",
+            f"warning: metrics {progress.shortened(names)} do not add up over parts of a batch, as sums and "
+            "counts do, and are not those of one process; give them numbers for each example, after the "
+            "model's call, and no parameter servers",
+        )
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
         served = CoordinatorLoop(model, workers, training.raw_batches(at), training.decode)
@@ -93,19 +96,23 @@ def make_engine(
         single_loss=_report_differences(run, model, batch),
     )
     if run.checkpoints is not None and run.cluster.is_chief:
-        reported: list[str] = []
-
-        def report_random_ops(graph: tf.Graph) -> None:
-            drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
-            if drawing and not reported:
-                reported.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
-                progress.report("train", reported[0])
-
-        loop.traced = report_random_ops
+        loop.traced = functools.partial(_report_random_ops, set())
     if validation:
         batches = validation.distribute(strategy, run.process, processes)
         loop.evaluation = EvaluationLoop(model, strategy, batches, validation.steps)
     return loop
+
+
+def _report_random_ops(reported: set[str], graph: tf.Graph) -> None:
+    drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
+    if drawing and not reported:
+        reported.update(drawing)
+        progress.report(
+            "train",
+            f"warning: a step draws random numbers by {', '.join(drawing)} (tf.random, "
+            "backend.random_normal), whose state is not in a checkpoint: a resumed run draws others, and its "
+            "weights differ; use keras.random with a keras.random.SeedGenerator",
+        )
 
 
 def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
@@ -119,34 +126,21 @@ def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Cal
             f"of a batch, so {run.replicas} replicas do not train as one does; synchronized=True takes those "
             "of the batch",
         )
-    say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
+    text = (
+        "a loss is computed of a batch as a whole, and averaged over the replicas: if it is not a mean over "
+        "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
+    )
+    say = functools.cache(lambda: progress.report("train", text))
     differs = None if batch is None else loss_couples_examples(model, batch)
     if differs:
         say()
     return say if differs is None else lambda: None
 
 
-_SINGLE_LOSS = (
-    "a loss is computed of a batch as a whole, and averaged over the replicas: if it is not a mean over "
-    "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
-)
-
-_INEXACT_METRICS = (
-    "do not add up over parts of a batch, as sums and counts do, and are not those of one process; give "
-    "them numbers for each example, after the model's call, and no parameter servers"
-)
-
-
 def own_statistics(model: keras.Model) -> list[str]:
     """Returns the names of layers that normalize each replica's part of a batch by its own statistics."""
     layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     return [layer.name for layer in layers if layer.trainable and not layer.synchronized]
-
-
-_RANDOM_OPS = (
-    "(tf.random, backend.random_normal), whose state is not in a checkpoint: a resumed run draws others, "
-    "and its weights differ; use keras.random with a keras.random.SeedGenerator"
-)
 
 
 def uses_xla(run: TrainingRun, model: keras.Model) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.adapters.adapter import Batches
@@ -164,8 +165,13 @@ def decoded_bytes(process: Process, manifest: Manifest, split: str) -> int | Non
     """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
     shared = assign_shards(process, manifest).name == "file"
     records = manifest.splits[split].records // (process.cluster.num_workers if shared else 1)
-    features = [*manifest.inputs.values(), *(label.feature for label in manifest.labels)]
-    return examples.decoded_bytes(features, records)
+    total = 0
+    for feature in (*manifest.inputs.values(), *(label.feature for label in manifest.labels)):
+        sizes = [size for size in feature.shape if size is not None]
+        if feature.dtype == "string" or len(sizes) < len(feature.shape):
+            return None
+        total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
+    return total * records
 
 
 def assign_shards(process: Process, manifest: Manifest) -> ShardPolicy:
@@ -200,12 +206,12 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
             f"the evaluator needs a validation split; the dataset has {sorted(manifest.splits)}: "
             "preprocess with one, or train without an evaluator"
         )
-    for name in ("train", "validation"):
-        if name in manifest.splits and manifest.splits[name].records < workers:
-            raise SettingsError(
-                f"the {name} split has {manifest.splits[name].records} examples for {workers} "
-                "replicas, and each needs one: use fewer replicas or more data"
-            )
+    validation = manifest.splits.get("validation")
+    if validation and validation.records < workers:
+        raise SettingsError(
+            f"the validation split has {validation.records} examples for {workers} replicas, and each needs "
+            "one: use fewer replicas or more data"
+        )
 
 
 def announce(run: DatasetRun, interface: Interface) -> None:
