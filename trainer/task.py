@@ -34,8 +34,6 @@ _JOB_SUBDIRECTORIES = {"model_dir": "model", "checkpoint_dir": "checkpoints", "t
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose errors are SettingsErrors."""
-
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message}; see python -m shardline.trainer.task --help")
 

@@ -356,7 +356,6 @@ class DataAdapter:
     class_weight: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        """Checks the class weights."""
         if not isinstance(self.class_weight, Mapping | None):
             raise SettingsError(f"class_weight must be a dict of weights by class, not {self.class_weight!r}")
         for index, weight in (self.class_weight or {}).items():

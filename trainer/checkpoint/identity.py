@@ -53,7 +53,6 @@ def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns a file's JSON object; empty if there is no file."""
     try:
         return files.read_json(path, SettingsError) if path.exists() else {}
     except SettingsError as error:

@@ -212,8 +212,6 @@ def patch_keras_methods() -> None:
 
 
 def _on_own_replica(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a method of Keras for models of a multi-worker strategy."""
-
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **options: Any) -> Any:
         # A model built outside a strategy has no `_distribute_strategy`.

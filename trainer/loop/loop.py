@@ -507,7 +507,6 @@ class Training:
 
 
 def _digest(model: keras.Model) -> tuple[int, ...]:
-    """Returns a checksum of each weight."""
     arrays = (np.atleast_1d(keras.ops.convert_to_numpy(weight)) for weight in model.weights)
     return tuple(zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data) for array in arrays)
 
