@@ -112,8 +112,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
-    prepared = run.preparation()
-    model, interface = _assemble(run, prepared)
+    model, interface, prepared = _assemble(run)
     run = replace(run, data=_formed(run.data, interface))
     if "validation" in run.manifest.splits:
         run = replace(run, validation=_formed(input_pipeline(run, run.manifest, "validation"), interface))
@@ -150,7 +149,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 
 def _evaluate(run: DatasetRun) -> None:
-    model, interface = _assemble(run, run.preparation(), evaluate_only=True)
+    model, interface, _ = _assemble(run, evaluate_only=True)
     feed = _formed(run.data, interface)
     evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
     # No variables are compared: this model lacks those of the optimizer in training.
@@ -159,9 +158,7 @@ def _evaluate(run: DatasetRun) -> None:
         model,
         evaluation,
         Checkpoints(run.settings, run.checkpoints, identity, write=False),
-        evaluator.Evaluations(run.dirs.checkpoints),
-        directory=run.dirs.model,
-        logs=run.dirs.logs,
+        run.dirs,
         metric=run.settings.early_stopping.removeprefix("val_") or "loss",
         shown=evaluation.shapes,
     ).run(run.settings.startup_timeout)
@@ -172,18 +169,20 @@ def _formed(data: InputPipeline, interface: Interface) -> InputPipeline:
 
 
 def _assemble(
-    run: DatasetRun, prepared: tf.Module | None, *, evaluate_only: bool = False
-) -> tuple[keras.Model, Interface]:
-    """Returns a model built in the strategy's scope, and its interface.
+    run: DatasetRun, *, evaluate_only: bool = False
+) -> tuple[keras.Model, Interface, tf.Module | None]:
+    """Returns a model built in the strategy's scope, its interface, and the preparation of inputs, if any.
 
-    The model takes batches of the run after `prepared`; with `evaluate_only` its weights are restored later.
+    With `evaluate_only` its weights are restored later.
     """
-    settings = run.settings
+    settings, exported = run.settings, not run.settings.allow_unexportable
+    info = examples.describe(files.local_path(settings.dataset), run.manifest)
+    prepared = transforms.trace_for_training(settings.transform, info, exported=exported)
+    prepare = prepared.prepare if prepared else None
     # seed + 1: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
-    element, exported = run.data.element_spec, not settings.allow_unexportable
-    info, prepare = run.info(), prepared.prepare if prepared else None
+    element = run.data.element_spec
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(
@@ -201,7 +200,7 @@ def _assemble(
         weigh_output_losses(model)
         if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
             saving.warm_start(model, settings.initial_model)
-    return model, interface
+    return model, interface, prepared
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:

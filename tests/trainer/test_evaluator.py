@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
-from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.base.settings import OutputDirs, TrainSettings
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
@@ -85,16 +85,8 @@ class World:
             return evaluation()
 
         checkpoints = Checkpoints(SETTINGS, self.directory, Identity("tests", "sha256:0", {}), write=False)
-        return Evaluator(
-            model,
-            evaluate,
-            checkpoints,
-            self.evaluations,
-            directory=self.out,
-            logs=self.logs,
-            metric=metric,
-            shown=evaluation.shapes,
-        )
+        dirs = OutputDirs(self.out, self.directory, self.logs)
+        return Evaluator(model, evaluate, checkpoints, dirs, metric=metric, shown=evaluation.shapes)
 
     def run(self, evaluator, seconds=60.0):
         with progress.sink(lambda event: self.said.append(event.text)):

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import DamagedError, ModelError, RunError
+from shardline.trainer.base.settings import OutputDirs
 from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster.peers import in_thread
@@ -112,8 +113,8 @@ class Evaluations:
 class Evaluator:
     """Evaluates checkpoints as they appear, each restored into a built model.
 
-    The best model by `metric`, one of those `shown`, is written to `directory`, results to TensorBoard's run
-    "evaluator" in `logs`.
+    The best model by `metric`, one of those `shown`, is written to the directory of the model in `dirs`,
+    results next to the checkpoints and to TensorBoard's run "evaluator".
     """
 
     def __init__(
@@ -121,20 +122,18 @@ class Evaluator:
         model: keras.Model,
         evaluate: Callable[[], Logs],
         checkpoints: Checkpoints,
-        evaluations: Evaluations,
+        dirs: OutputDirs,
         *,
-        directory: Path,
-        logs: Path,
         metric: str,
         shown: Shapes,
     ):
         self._model = model
         self._evaluate = evaluate
         self._checkpoints = checkpoints
-        self._evaluations = evaluations
-        self._best_file = directory / BEST_FILE
+        self._evaluations = Evaluations(dirs.checkpoints)
+        self._best_file = dirs.model / BEST_FILE
         self._metric = metric
-        self._events = logs / "evaluator"
+        self._events = dirs.logs / "evaluator"
         self._writer = tf.summary.create_file_writer(str(self._events))
         self._comparison = Stopping(metric, 0)
         self._comparison.set_model(model)

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from shardline.trainer.adapters.adapter import Batches
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import EXIT_FAILED, DatasetError, RunError, SettingsError
 from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings
-from shardline.trainer.data import examples, transforms
+from shardline.trainer.data import examples
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import DatasetInfo, Manifest
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
@@ -124,15 +123,6 @@ class DatasetRun(TrainingRun):
     dirs: OutputDirs
     manifest: Manifest
     scratch: Path | None
-
-    def preparation(self) -> tf.Module | None:
-        """Returns the preparation of inputs by the transformation, if any, which the export has too."""
-        exported = not self.settings.allow_unexportable
-        return transforms.trace_for_training(self.settings.transform, self.manifest.info(), exported=exported)
-
-    def info(self) -> DatasetInfo:
-        """Returns the argument of a model function, with training examples."""
-        return examples.describe(files.local_path(self.settings.dataset), self.manifest)
 
 
 def input_pipeline(process: Process, manifest: Manifest, split: str) -> InputPipeline:
