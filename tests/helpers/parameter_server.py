@@ -120,7 +120,7 @@ def train(chief, out):
         stretch = loop.train(SIZES[:4])
         loop.train(SIZES[4:])
         say("epoch", diverged=stretch.diverged, iterations=int(model.optimizer.iterations.numpy()))
-        say("metrics", **loop.read_metrics())
+        say("metrics", **loop.read())
     evaluation = chief.evaluation()
     evaluation.begin()
     evaluation.take(evaluation.steps)
@@ -163,7 +163,7 @@ def survive(chief, out):
             steps += len(SIZES)
         chief.model.reset_metrics()
         loop.train(SIZES)
-        say("back", steps=steps, events=events, **loop.read_metrics())
+        say("back", steps=steps, events=events, **loop.read())
     with pytest.raises(RunError) as caught:
         train_for_ever(loop)
     say("failed", message=str(caught.value))

@@ -228,7 +228,7 @@ def test_of_a_steps_own_logs_those_of_known_shape_are_shown(workers):
     model.train_step = own_step
     loop = CoordinatorLoop(model, workers, raw_batches(), decode)
     loop.train(SIZES[:3])
-    logs = loop.read_metrics()
+    logs = loop.read()
     assert logs.keys() == {"loss", "pair"}
     assert (logs["loss"], logs["pair"].tolist()) == (0.5, [1.0, 2.0])
 
