@@ -12,22 +12,25 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardline.components.vertex.forms import DURATION
 from shardline.trainer.base.deserialize import restore_integers
 
 #: Beginning of every placeholder.
 PLACEHOLDER = "{{$"
+#: A JSON value of any type that is not known before the run; any other placeholder becomes text.
+ANY = "{{$.any}}"
 
 _PACKAGES = ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types")
-#: What the client's errors mean, which name no field.
-_REASONS = {
-    "bad argument type": "must be a text, in quotes",
-    "as an integer": "must be a number, true or false, without quotes",
-    "is not iterable": "must be a list",
-    "must be dict": "must be an object",
+#: What the client takes, by FieldDescriptor.cpp_type; a number of 64 bits may be text in JSON.
+_SCALARS: Mapping[int, tuple[Any, str]] = {
+    **dict.fromkeys((1, 2, 3, 4), (int, "a whole number, without quotes")),
+    **dict.fromkeys((5, 6), (int | float, "a number, without quotes")),
+    7: (int, "true or false, without quotes"),
+    9: (str, "a text, in quotes"),
 }
 
 
@@ -185,7 +188,7 @@ class JobSpec:
 
 
 @functools.cache
-def _message(kind: str) -> Callable[[Any], Any]:
+def _message(kind: str) -> Any:
     """Returns the class of a message without importing the clients of all services, which takes a second."""
     module = "hyperparameter_tuning_job" if kind == "HyperparameterTuningJob" else "custom_job"
     missing = [name for name in _PACKAGES if name not in sys.modules]
@@ -193,50 +196,69 @@ def _message(kind: str) -> Callable[[Any], Any]:
         if spec := importlib.util.find_spec(name):
             sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        return getattr(importlib.import_module(f"{_PACKAGES[1]}.{module}"), kind)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(f"{_PACKAGES[1]}.{module}"), kind)
     finally:
         for name in missing:
             del sys.modules[name]
 
 
-def _error(kind: str, content: Any) -> str:
-    try:
-        _message(kind)(content)
-    except Exception as error:  # the client raises any
-        return str(error).rpartition("Underlying error: ")[2] or type(error).__name__
-    return ""
-
-
 def refusals(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what the launcher's client refuses of a payload; a text with a placeholder may become anything.
+    """Yields what the launcher's client refuses of a payload; values that are not known yet may fit.
 
     A text in the place of a list is refused, too: the client makes a list of its letters.
     """
-    kind = "HyperparameterTuningJob" if "trial_job_spec" in content else "CustomJob"
-    yield from _refusals(kind, restore_integers(dict(content)), "", lambda value: value)
-
-
-def _refusals(kind: str, value: Any, path: str, wrap: Callable[[Any], Any]) -> Iterator[str]:
-    parts: list[Any] = []
-    if isinstance(value, dict):
-        parts = [
-            (item, f"{path}.{key}".lstrip("."), lambda part, key=key: wrap({key: part}))
-            for key, item in value.items()
-        ]
-    elif isinstance(value, list):
-        parts = [(item, f"{path}[{index}]", lambda part: wrap([part])) for index, item in enumerate(value)]
-    error = _error(kind, wrap(value))
-    name = path.rpartition(".")[2]
-    if error.startswith("Unknown field for ") and error.endswith(f": {name}"):
-        yield f"{path}: {error[18:].partition(':')[0]} has no such field"
-        return
-    is_object = isinstance(value, dict) and error.endswith(f".{name} is not iterable")
-    found = [] if is_object else [why for part in parts for why in _refusals(kind, *part)]
+    message = _message("HyperparameterTuningJob" if "trial_job_spec" in content else "CustomJob")
+    known = restore_integers(dict(content))
+    found = [*_refused_fields(message.meta.pb.DESCRIPTOR, known, "")]
     yield from found
-    if found or (PLACEHOLDER in str(value) and not is_object):
+    if not found and PLACEHOLDER not in str(known):
+        try:
+            message(known)
+        except Exception as error:  # the client raises any
+            yield f"it is refused ({str(error).rpartition('Underlying error: ')[2] or type(error).__name__})"
+
+
+def _refused_fields(kind: Any, content: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name, value in content.items():
+        field = kind.fields_by_name.get(name)
+        if field is None:
+            yield f"{path}{name}: {kind.name} has no such field"
+        elif field.is_repeated and not (field.message_type and field.message_type.GetOptions().map_entry):
+            if isinstance(value, list):
+                for index, item in enumerate(value):
+                    yield from _refused(field, item, f"{path}{name}[{index}]")
+            elif value != ANY:
+                yield _must(f"{path}{name}", "a list", value)
+        elif field.is_repeated and isinstance(value, dict):
+            for key, item in value.items():
+                yield from _refused(field.message_type.fields_by_name["value"], item, f"{path}{name}.{key}")
+        else:
+            yield from _refused(field, value, f"{path}{name}")
+
+
+def _refused(field: Any, value: Any, path: str) -> Iterator[str]:
+    is_unknown = isinstance(value, str) and PLACEHOLDER in value
+    scalar, what = _SCALARS.get(field.cpp_type, (object, ""))
+    if value == ANY:
         return
-    if error:
-        reason = next((text for word, text in _REASONS.items() if word in error), f"is refused ({error})")
-        yield f"{path} {reason}, got {value!r}"
-    elif isinstance(value, str) and not path.endswith("]") and not _error(kind, wrap([value])):
-        yield f"{path} must be a list, got {value!r}"
+    if field.message_type and field.message_type.name == "Duration":
+        if not is_unknown and not DURATION.fits(str(value)):
+            yield _must(path, DURATION.description, value)
+    elif field.message_type and not field.message_type.full_name.startswith("google.protobuf."):
+        if isinstance(value, dict):
+            yield from _refused_fields(field.message_type, value, f"{path}.")
+        else:
+            yield _must(path, "an object", value)
+    elif field.enum_type and isinstance(value, str) and not is_unknown:
+        if value not in field.enum_type.values_by_name:
+            yield _must(path, f"a name of the API's {field.enum_type.name}", value)
+    elif isinstance(value, str) and field.type == field.TYPE_INT64:
+        if not is_unknown and whole_number(value) is None:
+            yield _must(path, what, value)
+    elif not isinstance(value, scalar):
+        yield _must(path, what, value)
+
+
+def _must(path: str, what: str, value: Any) -> str:
+    is_known = PLACEHOLDER not in str(value)
+    return f"{path} must be {what}, got {repr(value) if is_known else 'a parameter or output, as text'}"

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from shardline.components.vertex.payload import (
+    ANY,
     JobSpec,
     PoolSpec,
     argv,
@@ -280,7 +281,7 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
         for _ in range(escapes):
             text = json.dumps(text)[1:-1]
         return text
-    known = UNKNOWN_TEXT if value is UNKNOWN else restore_integers(value)
+    known = ANY if value is UNKNOWN else restore_integers(value)
     return known if isinstance(value, str) else json.dumps(known)
 
 

@@ -103,8 +103,11 @@ def test_the_executor_input_arrives_intact() -> None:
         (_payload(), "no job_spec with worker_pool_specs"),
         (_payload({"replica_count": 1, "python_package_spec": {"args": []}}), "pool 0 has no container_spec"),
         (_payload(_pool(container={"command": []})), "'toy:1' has no command"),
-        (_payload(_pool(replica_count=1.5)), "replica_count must be a whole number, not 1.5"),
-        (_payload(_pool(), scheduling={"timeout": "1h"}), r"scheduling\.timeout is refused .*'1h'"),
+        (_payload(_pool(replica_count=1.5)), "replica_count must be a whole number, without quotes, got 1.5"),
+        (
+            _payload(_pool(), scheduling={"timeout": "1h"}),
+            r"scheduling\.timeout must be seconds and an 's', .*'1h'",
+        ),
     ],
 )
 def test_payloads_that_cannot_run(payload: str, message: str) -> None:

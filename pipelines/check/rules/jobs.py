@@ -42,7 +42,7 @@ def slots(job: Job) -> Found:
     chief = job.pool(0)
     if chief and chief.replica_count not in (1, None):
         yield "SL101", f"worker pool 0 has replica_count {chief.replica_count}"
-    elif job.pools and not chief:
+    elif not chief and not job.fault and (job.pools or is_surely_missing(job.spec, "worker_pool_specs")):
         yield "SL101", "worker pool 0 is empty"
     kept = [index for index, pool in enumerate(job.written_pools) if pool]
     for index, after in enumerate(kept):
@@ -255,8 +255,9 @@ def payload(job: Job) -> Found:
     """Payload of a custom job. The platform inserts a text between the quotes of the JSON unescaped.
 
     SL301 error: The payload, with the parameters filled in, is JSON that the launcher's client takes.
-        Fix: remove double quotes and backslashes from what the task's parameters put into the payload, and
-            write fields as in CustomJobSpec (container_spec), texts in quotes
+        Fix: write fields as in CustomJobSpec (container_spec), and texts without double quotes and
+            backslashes; a parameter inside an object becomes text, so let a component put a whole list of
+            worker pools out
         Source: GCPC, job_remote_runner.py.
     SL305 error: A component's parameter has none of the custom job's names.
         Fix: rename the component's parameter

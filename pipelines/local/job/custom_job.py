@@ -141,10 +141,7 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
 
 def _read_pool(index: int, spec: Any) -> PoolSpec:
     # The launcher drops zeros from the payload; the API reads a missing number as zero.
-    value = mapping_at(spec).get("replica_count", 0)
-    count = whole_number(value)
-    if count is None:
-        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {value!r}")
+    count = whole_number(mapping_at(spec).get("replica_count", 0))
     pool = PoolSpec({**spec, "replica_count": count})
     # A Reduction Server speeds up nothing on one machine.
     if not count or pool.is_reduction_server:
