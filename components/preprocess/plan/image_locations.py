@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,15 +15,9 @@ import xxhash
 
 from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import Fields, Records, key_text
-from shardline.components.preprocess.sources.example import (
-    WHOLE_FILE,
-    Span,
-    changed_error,
-    read_file,
-    read_remote,
-)
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed_error, read_remote
 from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import TruncatedError, ordered_map
+from shardline.components.storage.bucket import ordered_map
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError, SourceError
 
@@ -56,8 +49,8 @@ class ImageLocation:
     changed: int = 0
 
 
-class ImageReader(AbstractContextManager["ImageReader"]):
-    """Reads encoded images; files that hold many of them stay open. A context manager.
+class ImageReader:
+    """Reads encoded images; files that hold many of them stay open until it is closed.
 
     A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
     """
@@ -69,9 +62,6 @@ class ImageReader(AbstractContextManager["ImageReader"]):
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
         self._lock = threading.Lock()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes all files."""
@@ -164,20 +154,20 @@ class ImageReader(AbstractContextManager["ImageReader"]):
 
     def _read_file(self, path: bytes, key: bytes) -> bytes:
         try:
-            data, changed_at = read_file(path)
-        except TruncatedError:
-            raise changed_error(key_text(key), "changed") from None
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                data = file.read(status.st_size)
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None
             raise _unreadable(key, error) from None
-        if changed_at > self._surveyed:
+        if len(data) < status.st_size or status.st_ctime_ns > self._surveyed:
             raise changed_error(key_text(key), "changed")
         return data
 
 
-class ImageLocator(AbstractContextManager["ImageLocator"]):
-    """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
+class ImageLocator:
+    """Locates the images of a survey; copies to `spool` those that cannot be read again, until it is closed.
 
     `locations` are those found so far, by number.
     """
@@ -190,11 +180,13 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
         self._kept, self._end = b"", 0
         self._prefix, self._prefix_location = "", -1
         self._file, self._file_location = "", -1
-        self._stack = ExitStack()
-        self._reader = self._stack.enter_context(ImageReader(self.locations, spool, sys.maxsize))
+        self._reader = ImageReader(self.locations, spool, sys.maxsize)
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def close(self) -> None:
+        """Closes all files."""
+        self._reader.close()
+        if self._spool:
+            self._spool.close()
 
     def locate(self, image: Any, name: str) -> ImagePosition:
         """Returns the position of the image of the example `name`; an array must have an image's shape."""
@@ -240,7 +232,7 @@ class ImageLocator(AbstractContextManager["ImageLocator"]):
 
     def _keep(self, data: bytes) -> ImagePosition:
         if self._spool is None:
-            self._spool = self._stack.enter_context(self._spool_path.open("wb"))
+            self._spool = self._spool_path.open("wb")
             self._spool_location = self._number("spool", "")
         self._kept, offset, length = data, self._end, len(data)
         self._spool.write(data)

@@ -265,8 +265,8 @@ def _count(path: Path) -> int:
     return count
 
 
-# Splits that a source may assign to an example.
-_SOURCE_SPLITS = (None, *SPLITS)
+#: Splits that a source may assign to an example.
+SOURCE_SPLITS = (None, *SPLITS)
 
 #: Bytes of the hash of one record's key or content in a file of hashes.
 HASH_BYTES = 8
@@ -314,20 +314,20 @@ class SplitCodes:
         validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
         self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
         self._numbers = np.array([min(round(each * 2**64), 2**64 - 1) for each in self._bounds], np.uint64)
-        self.count = len(self._bounds) * len(_SOURCE_SPLITS)
+        self.count = len(self._bounds) * len(SOURCE_SPLITS)
 
     def codes(self, points: Numbers, own: Sequence[str | None]) -> Numbers:
         """Returns the codes of examples, from the second halves of their digests and their own splits."""
         regions = np.searchsorted(self._numbers, points, side="right") - 1
-        own_codes = 0 if set(own) == {None} else np.array(list(map(_SOURCE_SPLITS.index, own)))
-        return cast(Numbers, (regions * len(_SOURCE_SPLITS) + own_codes).astype(np.uint8))
+        own_codes = 0 if set(own) == {None} else np.array(list(map(SOURCE_SPLITS.index, own)))
+        return cast(Numbers, (regions * len(SOURCE_SPLITS) + own_codes).astype(np.uint8))
 
     def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
         """Returns the split of each code; `existing` are all splits that the source assigns."""
         return tuple(
             choose_split(bound, own, existing, self._shares)
             for bound in self._bounds
-            for own in _SOURCE_SPLITS
+            for own in SOURCE_SPLITS
         )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import ImageLocator
 from shardline.components.preprocess.plan.plan import Plan, Survey
-from shardline.components.preprocess.plan.records import HEAD, Records, SplitCodes, digests
+from shardline.components.preprocess.plan.records import HEAD, SOURCE_SPLITS, Records, SplitCodes, digests
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.labels import LARGEST_FLOAT, check_malformed_values
 from shardline.components.preprocess.schema.schema import read as read_schema
@@ -51,8 +51,6 @@ from shardline.trainer.data.features import (
 )
 from shardline.trainer.data.manifest import SPLITS
 
-_SPLIT_NAMES = frozenset({None, *SPLITS})
-
 
 def check_example(found: Any, classes: int | None) -> Example:
     """Returns a valid example, whose label is one of `classes` classes, or of another kind (None)."""
@@ -67,7 +65,7 @@ def check_example(found: Any, classes: int | None) -> Example:
     name, label, split = example.key, example.label, example.split
     if type(name) is not str or not name:
         raise SourceError(f"key {name!r} of an example is not a text of at least one character")
-    if split not in _SPLIT_NAMES:
+    if split not in SOURCE_SPLITS:
         raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
     if classes is None:
         return example
@@ -338,7 +336,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
         integer_texts = getattr(source, "integer_texts", ())
         check = SchemaCheck(schema, features, labels, settings.label_column, integer_texts)
     with (
-        ImageLocator(work.spool) as images,
+        contextlib.closing(ImageLocator(work.spool)) as images,
         work.keys.open("wb") if by_content and not numbers_copies else contextlib.nullcontext() as keys,
     ):
         buckets = records.Buckets(work.buckets)

@@ -46,19 +46,13 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
     form, _, rest = settings.source.partition(":")
     check_form(settings.source)
     _check_used(settings, form)
-    if settings.source == "digits":
-        from shardline.components.preprocess.sources.directories import Digits
+    if settings.source == "digits" or form in ("tfds", "images", "text"):
+        from shardline.components.preprocess.sources.directories import Digits, Texts, Tfds, open_directory
 
-        return Digits()
-    if form == "tfds":
-        from shardline.components.preprocess.sources.directories import Tfds
-
-        return Tfds(rest, data_dir=settings.data_dir)
-    if form in ("images", "text"):
-        from shardline.components.preprocess.sources.directories import Texts, open_directory
-
-        files = open_directory(rest, settings)
-        return Texts(files) if form == "text" else files
+        if form in ("images", "text"):
+            files = open_directory(rest, settings)
+            return Texts(files) if form == "text" else files
+        return Tfds(rest, data_dir=settings.data_dir) if form == "tfds" else Digits()
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 

@@ -5,7 +5,6 @@ Objects of a bucket are each read in one request, many at a time where their con
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -132,19 +131,6 @@ def read_remote(path: str, key: str, size: int = 0, generation: int = 0) -> byte
     if size and len(data) != size:
         raise changed_error(key, "changed")
     return data
-
-
-def read_file(path: bytes) -> tuple[bytes, int]:
-    """Returns the content of a file, and the time of its last change in nanoseconds since the epoch."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(file, "rb", buffering=0) as opened:
-        status = os.fstat(file)
-        data = opened.read(status.st_size)
-        while len(data) < status.st_size and (more := opened.read(status.st_size - len(data))):
-            data += more
-    if len(data) < status.st_size:
-        raise TruncatedError(os.fsdecode(path), len(data), status.st_size)
-    return data, status.st_ctime_ns
 
 
 def prefetched(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:

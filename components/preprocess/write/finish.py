@@ -11,7 +11,7 @@ import heapq
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
@@ -119,31 +119,17 @@ class FoundMarker:
         return hash_blocks(self.path, self.offset, HASH_BYTES * self.marker.shard.records)
 
 
-class LabelCounts:
-    """Counts of label values in records, block by block; `records` is the number of records so far."""
-
-    def __init__(self, labels: Sequence[Label]) -> None:
-        self._labels = labels
-        self._classes = np.zeros(len(labels[0].outputs), np.int64) if is_class(labels) else None
-        self._values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
-        self.records = 0
-
-    def add(self, block: Records) -> None:
-        """Counts some records."""
-        self.records += block.count
-        if self._classes is not None:
-            self._classes += np.bincount(block.heads["label"], minlength=len(self._classes))
-            return
-        for entry in block.features():
-            stored = parse_entries(entry)
-            for name, values in self._values.items():
-                values.append(stored[name][1])
-
-    def tallies(self) -> dict[str, Tally]:
-        """Returns the tally of each label; there must be at least one record."""
-        if self._classes is not None:
-            return {LABEL: Tally(tuple(self._classes.tolist()))}
-        return {label.name: tally(label, self._values[label.name]) for label in self._labels}
+def label_tallies(labels: Sequence[Label], blocks: Iterable[Records]) -> dict[str, Tally]:
+    """Returns the tally of each label in some records, at least one."""
+    if is_class(labels):
+        classes = len(labels[0].outputs)
+        counts = sum(np.bincount(block.heads["label"], minlength=classes) for block in blocks)
+        return {LABEL: Tally(tuple(np.asarray(counts).tolist()))}
+    values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
+    for stored in (parse_entries(entry) for block in blocks for entry in block.features()):
+        for name, found in values.items():
+            found.append(stored[name][1])
+    return {label.name: tally(label, values[label.name]) for label in labels}
 
 
 def write_marker(work: WorkDirectory, marker: Marker, hashes: bytes) -> None:

@@ -30,7 +30,7 @@ from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.sources.example import changed_error
 from shardline.components.preprocess.tfrecord import NO_IMAGE, entries, image_start, key_head, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write.finish import Images, LabelCounts, Marker, write_marker
+from shardline.components.preprocess.write.finish import Images, Marker, label_tallies, write_marker
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, RunError
@@ -63,16 +63,15 @@ class ShardWriter:
         """Writes a shard under a temporary name, fsyncs it, and adds it to the others with its marker."""
         temporary = files.temporary_name(self._work.path / shard.file)
         try:
-            counts, kinds = LabelCounts(self._plan.labels), Counter[Kind | None]()
-            hashes = list[bytes]()
+            path, kinds, hashes = self._work.records_path(shard.file), Counter[Kind | None](), list[bytes]()
             with ShardFile(temporary) as output:
-                for block in records.read(self._work.records_path(shard.file)):
-                    counts.add(block)
+                for block in records.read(path):
                     hashes += self._write_block(block, output, kinds)
-            written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
+            written = Shard(shard.file, shard.records, output.size, f"{output.checksum:08x}")
+            labels = label_tallies(self._plan.labels, records.read(path))
             images = Images.from_kinds({kind: count for kind, count in kinds.items() if kind})
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
-            marker = Marker(identity, surveyed, written, counts.tallies(), images)
+            marker = Marker(identity, surveyed, written, labels, images)
             self._work.add_shard(temporary, shard.file)
             write_marker(self._work, marker, b"".join(hashes))
         except BaseException as error:
@@ -134,7 +133,7 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
     planned = {shard.file: shard for shard in plan.shards}
     with (
         remote_files.local_copies(work.copies),
-        ImageReader(plan.places, work.spool, plan.surveyed) as images,
+        contextlib.closing(ImageReader(plan.places, work.spool, plan.surveyed)) as images,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, upcoming = tee(items)
@@ -171,7 +170,7 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
     work = WorkDirectory.from_arguments(arguments)
     plan = Plan.load(work.plan)
     codec, found = plan.make_codec(), dict[str, list[tuple[int, str, str]]]()
-    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
+    with contextlib.closing(ImageReader(plan.places, work.spool, plan.surveyed)) as images:
         for bucket in items:
             path, bad = work.buckets / bucket, found.setdefault(bucket, [])
             checked = path.with_suffix(".checked")
