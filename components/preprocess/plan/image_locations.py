@@ -154,9 +154,12 @@ class ImageReader:
 
     def _read_file(self, path: bytes, key: bytes) -> bytes:
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-                status = os.fstat(file.fileno())
-                data = file.read(status.st_size)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(file, "rb", buffering=0) as opened:
+                status = os.fstat(file)
+                data = opened.read(status.st_size)
+                while len(data) < status.st_size and (more := opened.read(status.st_size - len(data))):
+                    data += more
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None
