@@ -66,6 +66,11 @@ class Batch:
     columns: Mapping[str, npt.NDArray[np.generic]]
     groups: npt.NDArray[Any] | None = None
 
+    @property
+    def requests(self) -> tf.Tensor:
+        """What `ServedModel.predict` takes."""
+        return self.records if self.images is None else self.images
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -205,7 +210,7 @@ def measure(
     outcomes, mistakes = collect_outcomes(model, examples, batch_size)
     first = next(examples.batches(REQUESTS))
     wait_until_idle()
-    costs = measure_costs(model, first.images, first.records, calls)
+    costs = measure_costs(model, first.requests, calls)
     train = manifest.splits.get("train")
     parts = tuple(
         Evaluation(
@@ -295,9 +300,7 @@ def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
 
 def _predict(model: ServedModel, batch: Batch) -> Predictions:
     try:
-        if batch.images is None:
-            return model.predict_examples(batch.records)
-        return model.predict(batch.images)
+        return model.predict(batch.requests)
     except tf.errors.InvalidArgumentError as error:
         # The cause is on the line above the name of the node; before it is where the node was built.
         reason = str(error.message).partition("[[")[0].strip().rpartition("\n")[2]

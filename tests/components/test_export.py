@@ -171,8 +171,8 @@ def test_an_example_without_a_column_is_refused(table):
     served = ServedModel(table.out / model_store.SAVED_MODEL, table.manifest, table.loaded)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"city.*is required but could not be found"):
-        served.predict_examples(tf.constant([without(table.taken[0], "city")]))
-    assert len(served.predict_examples(tf.constant([without(table.taken[0], "label")])).classes["label"]) == 1
+        served.predict(tf.constant([without(table.taken[0], "city")]))
+    assert len(served.predict(tf.constant([without(table.taken[0], "label")])).classes["label"]) == 1
 
 
 def without(example, name):

@@ -150,7 +150,7 @@ def test_the_time_for_slices_is_linear_in_the_columns(kind: str, monkeypatch: py
 class Guess:
     """A model of three classes that always gives the same answer."""
 
-    def predict_examples(self, serialized: Any) -> Predictions:
+    def predict(self, serialized: Any) -> Predictions:
         shares = np.tile(np.array([0.5, 0.3, 0.2], np.float32), (len(serialized), 1))
         return Predictions({"label": shares}, {"label": shares.argmax(axis=1)})
 

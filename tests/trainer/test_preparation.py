@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.validate.export.export import export_model, take_samples
-from shardline.components.validate.export.signatures import ServedModel
+from shardline.components.validate.export.signatures import ServedModel, make_requests
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
@@ -89,6 +89,7 @@ def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dat
     images, _ = parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)
     mean = tf.reduce_mean(tf.cast(images, tf.float32), axis=(1, 2, 3))[:, None] / 255
     expected = load_model(model_file)({"images": images, "mean": mean})["label"]
-    found = ServedModel(out / model_store.SAVED_MODEL, manifest).predict_examples(tf.constant(samples))
+    stored = make_requests(manifest, tf.constant(samples), images)["serving_default"]["images"]
+    found = ServedModel(out / model_store.SAVED_MODEL, manifest).predict(stored)
     np.testing.assert_allclose(found.outputs["label"], expected, atol=1e-5)
     assert transforms.load(out / model_store.MODEL_FILE) is not None

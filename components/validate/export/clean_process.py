@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -58,11 +58,13 @@ def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         name: tf.constant([_decode_input(row[name], spec) for row in rows], spec.dtype)
         for name, spec in specs.items()
     }
-    columns = {name: value.numpy().tolist() for name, value in signature(**arguments).items()}
-    return [
-        {name: _encode_output(value) for name, value in zip(columns, row, strict=True)}
-        for row in zip(*columns.values(), strict=True)
-    ]
+    return to_rows(signature(**arguments))
+
+
+def to_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns tensors as rows for JSON: strings as text, None for numbers that are not finite."""
+    values = [_encode_output(column.numpy().tolist()) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def predict_pixels(request: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -71,15 +73,23 @@ def predict_pixels(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     pixels, run = np.load(request["pixels"]), _load_converted(request["converted"])
     rows = [{"outputs": _encode_output(row)} for row in run(pixels).reshape(len(pixels), -1).tolist()]
-    for _ in range(min(3, request["calls"])):  # the first calls allocate
-        run(pixels[:1])
+    return rows + [{"seconds": each} for each in time_calls(run, pixels[:, None], request["calls"])]
+
+
+def time_calls(serve: Callable[[Any], object], requests: Sequence[Any], calls: int) -> list[float]:
+    """Returns the seconds of each call, after a warm-up, with one request after the other.
+
+    There are at most so many calls, in a second at most.
+    """
+    for call in range(min(3, calls)):  # the first calls allocate
+        serve(requests[call % len(requests)])
     seconds: list[float] = []
-    while len(seconds) < request["calls"] and sum(seconds) < 1.0:
-        image = pixels[len(seconds) % len(pixels)][None]
+    while len(seconds) < calls and sum(seconds) < 1.0:
+        request = requests[len(seconds) % len(requests)]
         began = time.perf_counter()
-        run(image)
+        serve(request)
         seconds.append(time.perf_counter() - began)
-    return rows + [{"seconds": each} for each in seconds]
+    return seconds
 
 
 def _import(name: str) -> Any:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate.export import signatures
+from shardline.components.validate.export import clean_process, signatures
 from shardline.components.validate.export.formats import check_formats, convert
 from shardline.components.validate.export.predictions import max_difference, name_outputs, read_deviations
 from shardline.trainer.base import files
@@ -199,11 +198,11 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
         images = request[signatures.IMAGES].numpy()
         instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
     else:
-        instances = _rows(request)
+        instances = clean_process.to_rows(request)
     return {
         "signature_name": signatures.DEFAULT,
         "instances": instances,
-        "predictions": _rows({name: answer[name] for name in output_names}),
+        "predictions": clean_process.to_rows({name: answer[name] for name in output_names}),
     }
 
 
@@ -261,20 +260,6 @@ def _copy_model(model_file: Path, out: Path) -> None:
         shutil.rmtree(target)
     if prepared.is_dir():
         shutil.copytree(prepared, target, copy_function=shutil.copyfile)
-
-
-def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
-    """Returns columns as rows for JSON: strings as text, None for numbers that are not finite."""
-    plain = {}
-    for name, column in columns.items():
-        values = column.numpy()
-        items = values.astype(object)
-        if values.dtype == object:
-            items.flat[:] = [value.decode("utf-8", "replace") for value in values.flat]
-        elif np.issubdtype(values.dtype, np.floating):
-            items[~np.isfinite(values)] = None
-        plain[name] = items.tolist()
-    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
 
 
 def _first_line(error: tf.errors.OpError) -> str:

@@ -7,7 +7,6 @@ batch, and in any order (metamorphic checks).
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.components.validate.export import predictions
+from shardline.components.validate.export import clean_process, predictions
 from shardline.components.validate.export.predictions import Predictions, name_outputs
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data import decode
@@ -45,8 +44,6 @@ REQUESTS = 32
 #: Timed calls of each kind, at most.
 CALLS = 100
 
-_WARM_UP = 3
-_TIMING_S = 1.0
 _MB = 1e6
 
 #: A `tf.function`, for which TensorFlow has no type.
@@ -168,25 +165,20 @@ class ServedModel:
             reason = " ".join(str(error).split())
             raise ModelError(f"cannot load the exported model {path}: {reason}; export it again") from None
         self._names = name_outputs(manifest.labels)
+        self._sent = (DEFAULT, IMAGES) if "image" in manifest.inputs else (EXAMPLE, EXAMPLES)
 
-    def predict(self, images: tf.Tensor) -> Predictions:
-        """Predicts for encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
-        return self._answer(DEFAULT, {IMAGES: images})
+    def predict(self, requests: tf.Tensor) -> Predictions:
+        """Predicts for encoded images, or for rows of a table as serialized tf.train.Example, [n].
 
-    def predict_examples(self, serialized: tf.Tensor) -> Predictions:
-        """Predicts for serialized tf.train.Example, [n], of images or of tables.
-
-        Raises tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
+        Raises tf.errors.InvalidArgumentError when one lacks a column or cannot be decoded.
         """
-        return self._answer(EXAMPLE, {EXAMPLES: serialized})
-
-    def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
-        outputs, classes, (examples,) = {}, {}, {len(values) for values in request.values()}
+        signature, argument = self._sent
+        outputs, classes = {}, {}
         try:
-            answer = self._loaded.signatures[signature](**request)
+            answer = self._loaded.signatures[signature](**{argument: requests})
             for label in self._labels:
                 names = self._names[label.name]
-                outputs[label.name] = answer[names[0]].numpy().reshape(examples, len(label.outputs))
+                outputs[label.name] = answer[names[0]].numpy().reshape(len(requests), len(label.outputs))
                 if label.kind != REGRESSION:
                     classes[label.name] = answer[names[1]].numpy()
         except (KeyError, TypeError, ValueError) as error:
@@ -197,18 +189,21 @@ class ServedModel:
         return Predictions(outputs, classes)
 
 
-def measure_costs(
-    model: ServedModel, images: tf.Tensor | None, records: tf.Tensor, calls: int = CALLS
-) -> dict[str, float]:
+def measure_costs(model: ServedModel, requests: tf.Tensor, calls: int = CALLS) -> dict[str, float]:
     """Returns the cost of serving a model, and the stability of its outputs, by the names in SERVING.
 
-    `images` is None for a table; `records` are the same examples, at least one. Calls with one example and
-    with 32 are timed after a warm-up; throughput is in examples per second, in batches of 32. peak_memory_mb
-    is the largest resident size of this process, TensorFlow included.
+    `requests` are at least one example, as `ServedModel.predict` takes them. Calls with one example and with
+    32 are timed after a warm-up; throughput is in examples per second, in batches of 32. peak_memory_mb is
+    the largest resident size of this process, TensorFlow included.
     """
-    serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
-    single, batched = (time_calls(serve, requests, size, calls) for size in (1, REQUESTS))
-    some = requests[:REQUESTS]
+    serve, count, some = model.predict, int(requests.shape[0]), requests[:REQUESTS]
+
+    def time_batches(size: int) -> list[float]:
+        starts = range(min(count, REQUESTS))
+        batches = [tf.gather(requests, np.arange(start, start + size) % count) for start in starts]
+        return clean_process.time_calls(serve, batches, calls)
+
+    single, batched = time_batches(1), time_batches(REQUESTS)
     reversed_outputs = {name: values[::-1] for name, values in serve(some[::-1]).outputs.items()}
     single_outputs = Predictions.join([serve(some[i : i + 1]) for i in range(int(some.shape[0]))]).outputs
     return {
@@ -224,19 +219,3 @@ def measure_costs(
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
         "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
     }
-
-
-def time_calls(
-    serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int, calls: int = CALLS
-) -> list[float]:
-    """Returns the seconds of each call with `size` examples, after a warm-up, for a second at most."""
-    count = int(requests.shape[0])
-    batches = [tf.gather(requests, np.arange(start, start + size) % count) for start in range(min(count, 32))]
-    for call in range(_WARM_UP):
-        serve(batches[call % len(batches)])
-    seconds: list[float] = []
-    while len(seconds) < calls and sum(seconds) < _TIMING_S:
-        began = time.perf_counter()
-        serve(batches[len(seconds) % len(batches)])
-        seconds.append(time.perf_counter() - began)
-    return seconds
