@@ -24,7 +24,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from shardline.components.validate.gate.gate import CHAMPION, LABEL_RULES, Gate
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
-from shardline.components.validate.metrics.scores import ClassOutcomes
+from shardline.components.validate.metrics.outcomes import ClassOutcomes
 from shardline.trainer.data.features import CLASS, Label
 
 DRAWS = 12

@@ -20,8 +20,7 @@ from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Lead, PastLead, join
 from shardline.components.validate.metrics.intervals import paired_share
 from shardline.components.validate.metrics.metrics import MAIN
-from shardline.components.validate.metrics.outcomes import Outcomes
-from shardline.components.validate.metrics.scores import ClassOutcomes, RegressionOutcomes
+from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
 CHAMPION_RULE = "accuracy >= champion (within 0.01)"

@@ -24,11 +24,13 @@ from shardline.components.validate.export.signatures import CALLS, REQUESTS, Ser
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.metrics import QUALITY
-from shardline.components.validate.metrics.outcomes import MAX_CATEGORIES, Outcomes, count_distinct
-from shardline.components.validate.metrics.scores import (
+from shardline.components.validate.metrics.outcomes import (
+    MAX_CATEGORIES,
     ClassOutcomes,
     MultilabelOutcomes,
+    Outcomes,
     RegressionOutcomes,
+    count_distinct,
 )
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance

@@ -27,7 +27,7 @@ from shardline.components.validate.gate.training import read_training
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation
-from shardline.components.validate.metrics.scores import MAX_CURVES
+from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import Origin, render_report
 from shardline.trainer.base import files

@@ -21,10 +21,10 @@ from shardline.components.validate.gate.power import Measured
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, join
-from shardline.components.validate.metrics.outcomes import Outcomes
-from shardline.components.validate.metrics.scores import (
+from shardline.components.validate.metrics.outcomes import (
     ClassOutcomes,
     MultilabelOutcomes,
+    Outcomes,
     RegressionOutcomes,
 )
 from shardline.components.validate.report.model_card import make_card

@@ -13,8 +13,7 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval
 from shardline.components.validate.metrics.intervals import number_groups
-from shardline.components.validate.metrics.outcomes import Outcomes
-from shardline.components.validate.metrics.scores import ClassOutcomes, RegressionOutcomes
+from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
 from shardline.trainer.data.features import REGRESSION, Label
 from tests.helpers.labels import class_label
 

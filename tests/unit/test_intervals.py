@@ -16,6 +16,7 @@ from shardline.components.validate.metrics.intervals import (
     find_interval,
     jackknife,
     lead,
+    measure_roc_pr,
     mid_p,
     p_below,
     p_within,
@@ -23,8 +24,7 @@ from shardline.components.validate.metrics.intervals import (
     share_interval,
     tango,
 )
-from shardline.components.validate.metrics.outcomes import measure_roc_pr
-from shardline.components.validate.metrics.scores import ClassOutcomes
+from shardline.components.validate.metrics.outcomes import ClassOutcomes
 from tests.helpers.labels import class_label
 
 GROUPS = np.repeat(np.arange(20), 50)

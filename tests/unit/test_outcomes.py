@@ -17,7 +17,7 @@ from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
 from shardline.components.validate.metrics.intervals import share_interval
 from shardline.components.validate.metrics.metrics import MAIN
-from shardline.components.validate.metrics.scores import (
+from shardline.components.validate.metrics.outcomes import (
     ClassOutcomes,
     MultilabelOutcomes,
     RegressionOutcomes,

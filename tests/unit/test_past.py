@@ -13,8 +13,7 @@ from shardline.components.model_store.champions import Version
 from shardline.components.validate.gate.champion import compare_with_past
 from shardline.components.validate.gate.rules import GateRule, parse_rule
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
-from shardline.components.validate.metrics.outcomes import Outcomes
-from shardline.components.validate.metrics.scores import ClassOutcomes, RegressionOutcomes
+from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
 KIND, PRICE = Label("kind", CLASS, ("no", "yes")), Label("price", REGRESSION, ("price",))

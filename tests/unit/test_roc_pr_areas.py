@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from shardline.components.validate.metrics.outcomes import measure_roc_pr
-from shardline.components.validate.metrics.scores import MAX_CURVES, ClassOutcomes
+from shardline.components.validate.metrics.intervals import measure_roc_pr
+from shardline.components.validate.metrics.outcomes import MAX_CURVES, ClassOutcomes
 from tests.helpers.labels import class_label
 
 

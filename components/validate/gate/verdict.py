@@ -10,14 +10,7 @@ from typing import Any, NamedTuple
 
 from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.gate import (
-    CHAMPION,
-    EXAMPLES,
-    FAMILY,
-    LEVEL,
-    LOOKS,
-    Gate,
-)
+from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, FAMILY, LEVEL, LOOKS, Gate
 from shardline.components.validate.gate.judged import MAX_NAMES, JudgedRule, Judgement, describe, format_p
 from shardline.components.validate.gate.remedy import find_remedy
 from shardline.components.validate.gate.rules import (
