@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation
 from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report.model_card import ModelCard, make_card
-from shardline.components.validate.report.report import Origin, render_report
+from shardline.components.validate.report.report import find_logs, render_report
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.progress import fact, report
@@ -132,8 +133,9 @@ def validate(
         champion_training=champion.training,
     )
     described = evaluation, blessing, manifest, export, training
-    origin = Origin.of(model_file, training, run)
-    files.write_text(out / model_store.REPORT_FILE, render_report(*described, origin=origin))
+    created, logs = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", find_logs(model_file, training, run)
+    page = render_report(*described, created=created, run=run, logs=logs)
+    files.write_text(out / model_store.REPORT_FILE, page)
     card = make_card(manifest, export, training, evaluation, blessing)
     _write_outcome(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)

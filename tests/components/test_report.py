@@ -12,7 +12,7 @@ from shardline.components.html import relink_page
 from shardline.components.validate.gate.judged import JudgedRule
 from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
-from shardline.components.validate.report.report import Origin, draw_confusion
+from shardline.components.validate.report.report import draw_confusion, find_logs
 from shardline.trainer.data.features import Feature
 from tests.helpers.pages import Page
 from tests.helpers.reports import (
@@ -143,9 +143,9 @@ def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
 
 def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
     blessing = make_blessing(headline="4.8 points worse than the champion: not registered")
-    origin = Origin("2026-01-31 09:15 UTC", "retrain-1", "gs://bucket/logs")
+    origin = {"created": "2026-01-31 09:15 UTC", "run": "retrain-1", "logs": "gs://bucket/logs"}
 
-    shown = make_report(make_evaluation(NAMES), blessing=blessing, origin=origin)
+    shown = make_report(make_evaluation(NAMES), blessing=blessing, **origin)
 
     page = " ".join("".join(Page(shown).text).split())
     assert "✗ 4.8 points worse than the champion: not registered accuracy is not above" in page
@@ -236,8 +236,8 @@ def test_the_learning_curves_are_found_where_all_attempts_of_a_job_write_them(tm
     logs.mkdir(parents=True)
     model = tmp_path / "outputs" / "retrain-1" / "train" / "model" / "model.keras"
 
-    assert Origin.of(model, TrainingRecord({}, {}), "retrain-1").logs == str(logs)
-    assert Origin.of(model, TrainingRecord({}, {}), "retrain-2").logs == ""
+    assert find_logs(model, TrainingRecord({}, {}), "retrain-1") == str(logs)
+    assert find_logs(model, TrainingRecord({}, {}), "retrain-2") == ""
 
 
 def test_of_a_large_matrix_the_classes_with_the_most_mistakes_are_drawn():

@@ -13,7 +13,6 @@ from PIL import Image
 
 from shardline.components.validate.metrics.evaluation import Mistake
 from shardline.components.validate.report.model_card import make_card
-from shardline.components.validate.report.report import Origin
 from shardline.trainer.data.features import Feature
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import (
@@ -108,7 +107,7 @@ def test_the_report_of_a_table_fits_a_phone_folded_or_not(tmp_path):
     names = ("no", "yes")
     columns = (Feature("age", "float32"), Feature("city" * 20, "string"), Feature("label", "int64"))
     manifest = make_manifest(names, columns)
-    page = make_report(make_evaluation(names), manifest=manifest, origin=Origin("now", "r" * 99))
+    page = make_report(make_evaluation(names), manifest=manifest, created="now", run="r" * 99)
 
     found = measure_framed(page.replace("<details>", "<details open>"), 390, tmp_path)
 

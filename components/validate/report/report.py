@@ -7,8 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -267,16 +266,24 @@ def render_report(
     export: Export,
     training: TrainingRecord,
     *,
-    origin: Origin | None = None,
+    created: str = "",
+    run: str = "",
+    logs: str = "",
 ) -> str:
-    """Returns the report as an HTML page; the same arguments give the same page."""
+    """Returns the report as an HTML page; the same arguments give the same page.
+
+    `created` and `run` are the time and the run of the validation, `logs` the directory for TensorBoard's
+    --logdir; "" where not known.
+    """
     return render(
         Path(__file__).with_name("report.html.j2"),
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,
         blessing=blessing,
         rules=sorted(blessing.rules, key=lambda rule: _VERDICT_ORDER.index(rule.verdict)),
-        origin=origin or Origin(),
+        created=created,
+        run=run,
+        logs=logs,
         manifest=manifest,
         export=export,
         sections=sections(evaluation),
@@ -284,6 +291,8 @@ def render_report(
         calls=make_calls(export),
         serving=metric_rows(evaluation.champion_comparison, SERVING),
         format_interval=format_interval,
+        format_difference=format_difference,
+        draw_predictions=draw_predictions,
         family=FAMILY,
         most_rows=MAX_ROWS,
         most_shown=MOST_SHOWN,
@@ -293,27 +302,16 @@ def render_report(
     )
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Time and run of a validation, and the directory for TensorBoard's --logdir; "" where not known."""
-
-    created: str = ""
-    run: str = ""
-    logs: str = ""
-
-    @classmethod
-    def of(cls, model_file: Path, training: TrainingRecord, run: str) -> Origin:
-        """Returns the origin of a model that is judged now, with the logs of its training."""
-        named = training.settings.get("settings", {}).get("tensorboard_log_dir")
-        directory = model_file.parent
-        paths = [files.local_path(named)] if named and isinstance(named, str) else []
-        paths += [directory / "logs", directory.parent / "logs"]
-        # All attempts of a job have one directory, below the root of the runs.
-        paths += [root / "jobs" / run / "logs" for root in list(directory.parents)[:4] if run]
-        logs = next((path for path in paths if path.is_dir()), None)
-        # Shown as a URI: a bucket is mounted here only.
-        shown = re.sub("^/gcs/", "gs://", str(logs or ""))
-        return cls(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", run, shown)
+def find_logs(model_file: Path, training: TrainingRecord, run: str) -> str:
+    """Returns the directory for TensorBoard's --logdir that a model's training wrote to; "" if not known."""
+    named = training.options.get("tensorboard_log_dir")
+    directory = model_file.parent
+    paths = [files.local_path(named)] if named and isinstance(named, str) else []
+    paths += [directory / "logs", directory.parent / "logs"]
+    # All attempts of a job have one directory, below the root of the runs.
+    paths += [root / "jobs" / run / "logs" for root in list(directory.parents)[:4] if run]
+    # Shown as a URI: a bucket is mounted here only.
+    return next((re.sub("^/gcs/", "gs://", str(path)) for path in paths if path.is_dir()), "")
 
 
 class Row(NamedTuple):
@@ -413,7 +411,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "curves": drawn,
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
         "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
-        "numbers": [_number_section(score, main.text) for score in evaluation.numbers[:MAX_ROWS]],
+        "numbers": evaluation.numbers[:MAX_ROWS],
         "slices": _slice_rows(compared, main, decided=True),
         "small_slices": _slice_rows(compared, main, decided=False),
         "decided": sum(item.decided for item in evaluation.slices),
@@ -443,16 +441,6 @@ def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
         }
         for mistake in evaluation.mistakes
     ]
-
-
-def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[str, Any]:
-    return {
-        "name": score.name,
-        "unit": score.unit,
-        "values": [text(score.rmse), text(score.mae), format_difference(score.bias, text)],
-        "errors": [(share, format_difference(value, text)) for share, value in score.errors.items()],
-        "plots": {"Predicted and true": draw_predictions(score)} if score.points else {},
-    }
 
 
 def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
