@@ -24,7 +24,7 @@ from shardline.components.validate.export.export import export_model, take_sampl
 from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
-from shardline.components.validate.gate.training import read_training
+from shardline.components.validate.gate.judged import read_training
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from shardline.components.validate.gate.judged import JudgedRule
-from shardline.components.validate.gate.training import TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
 from shardline.components.validate.report.model_card import make_card
 from shardline.trainer.data.features import Feature
 from tests.helpers.pages import Page

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import relink_page
-from shardline.components.validate.gate.judged import JudgedRule
-from shardline.components.validate.gate.training import TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.report import draw_confusion, find_logs
 from shardline.trainer.data.features import Feature

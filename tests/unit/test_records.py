@@ -21,7 +21,7 @@ from shardline.components.runs.record import LOG, RunRecord
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.gate import read_gate
-from shardline.components.validate.gate.training import read_training
+from shardline.components.validate.gate.judged import read_training
 from shardline.components.validate.metrics.drift import compare, read_profile, render
 from shardline.components.validate.report.model_card import setting_rows
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.judged import JudgedRule, format_p
-from shardline.components.validate.gate.training import TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord, format_p
 from shardline.components.validate.gate.verdict import Absence, Blessing, judge
 from shardline.pipelines.cli.main import main
 from tests.unit.test_rules import UNCLEAR, WORSE, sound

@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, FAMILY, LEVEL, LOOKS, Gate
-from shardline.components.validate.gate.judged import MAX_NAMES, JudgedRule, Judgement, describe, format_p
-from shardline.components.validate.gate.remedy import find_remedy
+from shardline.components.validate.gate.judged import (
+    MAX_NAMES,
+    JudgedRule,
+    Judgement,
+    TrainingRecord,
+    describe,
+    find_remedy,
+    format_p,
+)
 from shardline.components.validate.gate.rules import (
     BEST,
     OFF,
@@ -21,7 +28,6 @@ from shardline.components.validate.gate.rules import (
     evaluate_expression,
     slice_values,
 )
-from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.metrics.evaluation import (
     MIN_SLICE,
     Evaluation,

@@ -14,7 +14,7 @@ from typing import Any
 from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import Export
 from shardline.components.text import enumerate_names, hide_directories
-from shardline.components.validate.gate.training import TrainingRecord
+from shardline.components.validate.gate.judged import TrainingRecord
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.metrics import CHECKS, SERVING

@@ -23,9 +23,9 @@ from scipy import sparse
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
+from shardline.components.validate.gate.judged import TrainingRecord
 from shardline.components.validate.gate.power import POWER, PairedTest
 from shardline.components.validate.gate.rules import parse_rules
-from shardline.components.validate.gate.training import TrainingRecord
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import (
     Bin,
