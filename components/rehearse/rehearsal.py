@@ -169,7 +169,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     """Exports a model, measures the export and the champion, and raises for rules that cannot be judged."""
     from shardline.components.validate.evaluate import Examples, measure
     from shardline.components.validate.export.formats import measure_formats
-    from shardline.components.validate.export.predictions import CleanProcess
+    from shardline.components.validate.export.signatures import CleanProcess
     from shardline.components.validate.gate.champion import ChampionEvaluation, evaluate_champion
     from shardline.components.validate.gate.rules import NOT_MEASURED, OFF
     from shardline.components.validate.gate.verdict import judge

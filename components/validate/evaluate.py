@@ -19,8 +19,8 @@ import tensorflow as tf
 import xxhash
 
 from shardline.components.text import enumerate_names
-from shardline.components.validate.export.predictions import THRESHOLD, Predictions
-from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
+from shardline.components.validate.export import signatures
+from shardline.components.validate.export.signatures import THRESHOLD, Predictions, ServedModel
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.metrics import QUALITY
@@ -197,7 +197,7 @@ def measure(
     batch_size: int = 64,
     min_slice: int = MIN_SLICE,
     loaded: Any = None,
-    calls: int = CALLS,
+    calls: int = signatures.CALLS,
     wait_until_idle: Callable[[], object] = lambda: None,
 ) -> Assessment:
     """Evaluates an exported model on a split of a dataset.
@@ -210,9 +210,9 @@ def measure(
     manifest = examples.manifest
     model = ServedModel(saved_model, manifest, loaded)
     outcomes, mistakes = collect_outcomes(model, examples, batch_size)
-    first = next(examples.batches(REQUESTS))
+    first = next(examples.batches(signatures.REQUESTS))
     wait_until_idle()
-    costs = measure_costs(model, first.requests, calls)
+    costs = signatures.measure_costs(model, first.requests, calls)
     train = manifest.splits.get("train")
     parts = tuple(
         Evaluation(

@@ -19,7 +19,7 @@ from shardline.components.model_store import Export
 from shardline.components.model_store.champions import require_store
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, measure
-from shardline.components.validate.export import predictions
+from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
@@ -103,7 +103,7 @@ def validate(
         require_store(champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
-    with predictions.CleanProcess() as clean:  # imports TensorFlow while the model is exported here
+    with signatures.CleanProcess() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
             examples,
@@ -172,12 +172,12 @@ def _measure(
     out: Path,
     export: Export,
     loaded: Any,
-    clean: predictions.CleanProcess,
+    clean: signatures.CleanProcess,
     examples: Examples,
     min_slice: int,
 ) -> Assessment:
     report("validate", "sending golden examples to the export in a process with TensorFlow alone")
-    agreement = predictions.ask_golden(clean, out)
+    agreement = signatures.ask_golden(clean, out)
     report("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(
         out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, wait_until_idle=agreement

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.validate.export import predictions as golden
-from shardline.components.validate.export.predictions import CleanProcess
+from shardline.components.validate.export import signatures as golden
+from shardline.components.validate.export.signatures import CleanProcess
 from shardline.trainer.base import progress
 from tests.helpers import programs
 from tests.helpers.exports import export_small_model

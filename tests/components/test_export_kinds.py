@@ -8,10 +8,9 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import export, formats
-from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model, take_samples
-from shardline.components.validate.export.predictions import name_outputs
-from shardline.components.validate.export.signatures import ServedModel, measure_costs
+from shardline.components.validate.export.signatures import ServedModel, measure_costs, name_outputs
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import parse_batch
 from tests.helpers.datasets import write_labelled

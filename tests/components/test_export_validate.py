@@ -24,7 +24,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate import validation
 from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measure
-from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
 from shardline.components.validate.gate.gate import Gate, GateSettings

@@ -15,7 +15,7 @@ from shardline.components import model_store
 from shardline.components.model_store import champions
 from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure
 from shardline.components.validate.export.export import export_model
-from shardline.components.validate.export.predictions import Predictions
+from shardline.components.validate.export.signatures import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules

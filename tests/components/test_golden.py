@@ -8,8 +8,8 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate.export import predictions as golden
-from shardline.components.validate.export.predictions import CleanProcess
+from shardline.components.validate.export import signatures as golden
+from shardline.components.validate.export.signatures import CleanProcess
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Label
 from tests.helpers.labels import class_label

@@ -14,7 +14,7 @@ from kfp import dsl
 
 from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes
-from shardline.components.validate.export.predictions import Predictions
+from shardline.components.validate.export.signatures import Predictions
 from shardline.components.validate.gate.champion import compare
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.power import Measured

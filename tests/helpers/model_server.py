@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardline.components import model_store
-from shardline.components.validate.export.predictions import CleanProcess
+from shardline.components.validate.export.signatures import CleanProcess
 from tests.helpers.serving import QuietHandler, serve
 
 

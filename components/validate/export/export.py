@@ -21,7 +21,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import clean_process, signatures
 from shardline.components.validate.export.formats import check_formats, convert
-from shardline.components.validate.export.predictions import max_difference, name_outputs, read_deviations
+from shardline.components.validate.export.signatures import max_difference, name_outputs, read_deviations
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
@@ -64,7 +64,7 @@ def export_model(
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
     The SavedModel, which is loaded without Shardline, has the signatures `signatures.DEFAULT`, TENSOR of
-    images, and EXAMPLE, with the outputs `predictions.OUTPUTS`.
+    images, and EXAMPLE, with the outputs `signatures.OUTPUTS`.
 
     Args:
         model: Takes the inputs of the manifest's examples, and returns a number per class (one number for two

@@ -23,7 +23,7 @@ from shardline.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment, Examples
-    from shardline.components.validate.export.predictions import CleanProcess
+    from shardline.components.validate.export.signatures import CleanProcess
 
 
 #: The file of each format, and the modules that convert to it and run it.
@@ -69,8 +69,7 @@ def convert(name: str, out: Path, answer: Any, parts: Sequence[Any], manifest: M
     import keras
     import tensorflow as tf
 
-    from shardline.components.validate.export.predictions import name_outputs
-    from shardline.components.validate.export.signatures import PIXELS, TENSOR
+    from shardline.components.validate.export.signatures import PIXELS, TENSOR, name_outputs
 
     output, shape = name_outputs(manifest.labels)[manifest.labels[0].name][0], manifest.inputs["image"].shape
 
@@ -111,8 +110,7 @@ def _measure(
 ) -> Converted:
     import numpy as np
 
-    from shardline.components.validate.export import predictions
-    from shardline.components.validate.export.signatures import CALLS, REQUESTS
+    from shardline.components.validate.export import signatures
     from shardline.trainer.data.decode import parse_batch
 
     file, manifest = out / FORMATS[name][0], examples.manifest
@@ -120,9 +118,9 @@ def _measure(
     (label,) = manifest.labels
 
     def answers() -> Iterator[Any]:
-        for number, batch in enumerate(examples.batches(REQUESTS)):
+        for number, batch in enumerate(examples.batches(signatures.REQUESTS)):
             pixels: Any = parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
-            yield clean.ask_pixels(file, pixels.numpy(), calls=0 if number else CALLS)
+            yield clean.ask_pixels(file, pixels.numpy(), calls=0 if number else signatures.CALLS)
 
     try:
         rows = [row for answer in answers() for row in answer]
@@ -134,15 +132,15 @@ def _measure(
     outputs = np.array(found, ours.outputs.dtype).reshape(ours.outputs.shape)
     theirs = replace(ours, outputs=outputs)
     if label.kind == MULTILABEL:
-        theirs = replace(theirs, predicted=(outputs >= predictions.THRESHOLD).astype(np.int64))
+        theirs = replace(theirs, predicted=(outputs >= signatures.THRESHOLD).astype(np.int64))
     if label.kind == CLASS:
         theirs = replace(theirs, predicted=outputs.argmax(axis=1))
         value, interval, _ = theirs.measure_slice(ours.true >= 0, decided=True)
     else:
         value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
-    deviations = predictions.read_deviations(manifest).get(label.name, ())
-    gap = predictions.max_difference(ours.outputs, outputs, deviations)
+    deviations = signatures.read_deviations(manifest).get(label.name, ())
+    gap = signatures.max_difference(ours.outputs, outputs, deviations)
     return Converted(name, value, interval, file.stat().st_size / 1e6, p50, p95, gap)
 
 
