@@ -169,12 +169,7 @@ def export_trained(
 
 
 def _measure(
-    out: Path,
-    export: Export,
-    loaded: Any,
-    clean: signatures.CleanProcess,
-    examples: Examples,
-    min_slice: int,
+    out: Path, export: Export, loaded: Any, clean: signatures.CleanProcess, examples: Examples, min_slice: int
 ) -> Assessment:
     report("validate", "sending golden examples to the export in a process with TensorFlow alone")
     agreement = signatures.ask_golden(clean, out)

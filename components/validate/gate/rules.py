@@ -25,25 +25,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from shardline.components.validate.export.formats import FORMATS
+from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Slice
-from shardline.components.validate.metrics.metrics import (
-    BY_KIND,
-    CHALLENGER_METRICS,
-    CHECKS,
-    FORMAT_METRICS,
-    LEAD_METRICS,
-    LOWER_IS_BETTER,
-    MAIN,
-    PARTS,
-    SERVING,
-    SHARES,
-)
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS
 
 #: Metrics of one class, as in `recall[class=healthy]`.
-CLASS_METRICS = PARTS[CLASS][1]
+CLASS_METRICS = metrics.PARTS[CLASS][1]
 
 #: All of them are False for NaN.
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -190,53 +179,54 @@ def parse_rule(text: str) -> GateRule:
     return rule
 
 
-def allowed_metrics(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
+def allowed_metrics(rule: GateRule, kinds: Collection[str] = tuple(metrics.BY_KIND)) -> tuple[str, ...]:
     """Returns the metrics that a rule of this form may name, for labels of these kinds."""
-    part, main = rule.slice.partition("=")[0], [MAIN[kind] for kind in kinds]
+    part, main = rule.slice.partition("=")[0], [metrics.MAIN[kind] for kind in kinds]
     if rule.metric == DRIFT and rule.slice:
         return (DRIFT,)
     if rule.format:
-        return (*main, *FORMAT_METRICS)
+        return (*main, *metrics.FORMAT_METRICS)
     if rule.worst:
         return tuple(dict.fromkeys((*main, *(CLASS_METRICS if CLASS in kinds else ()))))
-    if part in dict(PARTS.values()):
-        return tuple(metric for kind in kinds if PARTS[kind][0] == part for metric in PARTS[kind][1])
+    if part in dict(metrics.PARTS.values()):
+        parts = (metrics.PARTS[kind] for kind in kinds)
+        return tuple(metric for name, of_one in parts if name == part for metric in of_one)
     if rule.slice:
         return tuple(main)
-    quality = (metric for kind in kinds for metric in BY_KIND[kind])
-    return tuple(dict.fromkeys(metric.name for metric in (*quality, *SERVING, *CHECKS)))
+    quality = (metric for kind in kinds for metric in metrics.BY_KIND[kind])
+    return tuple(dict.fromkeys(metric.name for metric in (*quality, *metrics.SERVING, *metrics.CHECKS)))
 
 
 def _check_metric(rule: GateRule) -> None:
-    if rule.reference and (rule.format or rule.is_drift or rule.metric in CHALLENGER_METRICS):
+    if rule.reference and (rule.format or rule.is_drift or rule.metric in metrics.CHALLENGER_METRICS):
         raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
     is_baseline = rule.reference == "baseline"
-    known = LEAD_METRICS if is_baseline else allowed_metrics(rule)
+    known = metrics.LEAD_METRICS if is_baseline else allowed_metrics(rule)
     if rule.metric not in known:
         scope = " of slices" if rule.worst else " of the baseline" * is_baseline
         scope = f" of the slice {rule.slice!r}" if rule.slice else scope
         hint = did_you_mean(rule.metric, known) or f"there are: {', '.join(known)}"
         raise SettingsError(f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); {hint}")
-    is_whole = rule.metric in LEAD_METRICS and not (rule.slice or rule.worst)
+    is_whole = rule.metric in metrics.LEAD_METRICS and not (rule.slice or rule.worst)
     if rule.reference == BEST and not (is_whole and rule.within is not None and rule.last in _LAST):
         raise SettingsError(
             f"{BEST}({rule.last}) does not fit the rule {rule.text!r}; write it like 'accuracy >= best(8) "
             f"(within 0.01)', with {_LAST[0]} to {_LAST[-1]} champions, a tolerance, and one of "
-            f"{', '.join(LEAD_METRICS)} of all examples"
+            f"{', '.join(metrics.LEAD_METRICS)} of all examples"
         )
 
 
 def _check_tail(rule: GateRule) -> None:
     fits = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
-    lower = rule.metric in LOWER_IS_BETTER
+    lower = rule.metric in metrics.LOWER_IS_BETTER
     if rule.within is not None:
-        most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
+        most = 1.0 if rule.relative or rule.metric in (*metrics.SHARES, *CLASS_METRICS) else math.inf
         fits = fits and rule.operator == ("<=" if lower else ">=") and 0 <= rule.within < most
     elif rule.p is not None:
-        of_class = rule.slice.partition("=")[0] in dict(PARTS.values()) and rule.metric != "accuracy"
-        has_lead = not rule.worst and (of_class if rule.slice else rule.metric in LEAD_METRICS)
+        of_class = rule.slice.partition("=")[0] in dict(metrics.PARTS.values()) and rule.metric != "accuracy"
+        has_lead = not rule.worst and (of_class if rule.slice else rule.metric in metrics.LEAD_METRICS)
         fits = fits and rule.operator == ("<" if lower else ">") and has_lead and 0 < rule.p < 1
     else:
         return
@@ -245,7 +235,7 @@ def _check_tail(rule: GateRule) -> None:
             f"what is in brackets does not fit the rule {rule.text!r}; write it like 'accuracy > champion "
             "(p < 0.05)', 'rmse < champion (p < 0.05)', 'accuracy >= champion (within 0.01)', one point, or "
             "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
-            f"{', '.join(LEAD_METRICS)}, and of precision, recall or f1 of a class"
+            f"{', '.join(metrics.LEAD_METRICS)}, and of precision, recall or f1 of a class"
         )
 
 
@@ -257,7 +247,7 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
         value, note = _worst_slice(rule, evaluation)
     elif rule.format:
         converted = next((each for each in evaluation.formats if each.name == rule.format), None)
-        if converted and rule.metric in FORMAT_METRICS:
+        if converted and rule.metric in metrics.FORMAT_METRICS:
             value = float(getattr(converted, rule.metric))
         elif converted:
             value, interval = converted.value, converted.interval
@@ -268,7 +258,7 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
         value = getattr(score, rule.metric) if score else None
     elif rule.slice:
         chosen = next((item for item in part.slices if item.name == rule.slice), None)
-        interval = chosen.interval if chosen and rule.metric == MAIN.get(part.kind) else interval
+        interval = chosen.interval if chosen and rule.metric == metrics.MAIN.get(part.kind) else interval
         if chosen and chosen.decided:
             return _slice_metrics(rule.metric, [chosen], part)[0], interval, ""
         note = f"{chosen.examples if chosen else 0:,} examples are too few"
@@ -282,7 +272,7 @@ def slice_values(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, fl
     """Returns the slices that a rule about the worst slice is about, with their values."""
     part = evaluation.of(rule.label)
     classes = {f"class={name}" for name in part.class_names}
-    slices = [item for item in part.slices if rule.metric == MAIN[part.kind] or item.name in classes]
+    slices = [item for item in part.slices if rule.metric == metrics.MAIN[part.kind] or item.name in classes]
     return list(zip(slices, _slice_metrics(rule.metric, slices, part), strict=True))
 
 
@@ -291,14 +281,14 @@ def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, 
     values = [(value, item.name) for item, value in slices if item.decided]
     if not values:
         return None, "every slice has too few examples"
-    value, name = (max if rule.metric in LOWER_IS_BETTER else min)(values)
+    value, name = (max if rule.metric in metrics.LOWER_IS_BETTER else min)(values)
     few = len(slices) - len(values)
     return value, name + (f"; {few:,} with too few examples" if few else "")
 
 
 def _slice_metrics(metric: str, slices: Iterable[Slice], evaluation: Evaluation) -> list[float]:
-    main = metric == MAIN[evaluation.kind]
-    scores = {f"{PARTS[evaluation.kind][0]}={score.name}": score for score in evaluation.classes}
+    main = metric == metrics.MAIN[evaluation.kind]
+    scores = {f"{metrics.PARTS[evaluation.kind][0]}={score.name}": score for score in evaluation.classes}
     # For a single label of a multilabel, macro F1 is its F1.
     return [
         item.value

@@ -24,14 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import Interval, Lead
-from shardline.components.validate.metrics.metrics import (
-    COUNTED,
-    LEADS_BY_KIND,
-    LOWER_IS_BETTER,
-    PARTS,
-    SHARES,
-)
 from shardline.trainer.data.features import CLASS, MULTILABEL
 
 Floats = npt.NDArray[np.float64]
@@ -45,8 +39,8 @@ _SIDE = 0.975
 _Z = NormalDist().inv_cdf(_SIDE)
 
 # Metrics that count right and wrong answers, and all within 0..1.
-_COUNTED = {*COUNTED, *LEADS_BY_KIND[MULTILABEL], *PARTS[CLASS][1]}
-_BOUNDED = {*SHARES, *_COUNTED}
+_COUNTED = {*metrics.COUNTED, *metrics.LEADS_BY_KIND[MULTILABEL], *metrics.PARTS[CLASS][1]}
+_BOUNDED = {*metrics.SHARES, *_COUNTED}
 # More blocks of neighbours in time hardly make an interval narrower.
 _MAX_BLOCKS = 30
 # Classes whose scores are copied at a time.
@@ -136,7 +130,7 @@ def lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
     error, _, freedom = _moments(moved, ours.groups)
     if not math.isfinite(difference) or not math.isfinite(error):
         return None
-    ahead = -difference if metric in LOWER_IS_BETTER else difference
+    ahead = -difference if metric in metrics.LOWER_IS_BETTER else difference
     left_open = _Z**2 / (effective_size(moved, ours.groups) + _Z**2)
     if error > _ROUNDING * scale:
         p, half = (

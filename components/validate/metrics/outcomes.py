@@ -91,12 +91,9 @@ class Outcomes(ABC):
         """Returns the outcomes of the examples in a mask, [n]."""
         if mask.all():
             return self
-        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
-        some: dict[str, Any] = {
-            name: array[mask] for name, array in arrays.items() if isinstance(array, np.ndarray)
-        }
-        columns = {name: column[mask] for name, column in self.columns.items()}
-        return replace(self, columns=columns, **some)
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        arrays: dict[str, Any] = {name: it[mask] for name, it in values if isinstance(it, np.ndarray)}
+        return replace(self, columns={name: it[mask] for name, it in self.columns.items()}, **arrays)
 
     @abstractmethod
     def summarize(self, min_slice: int) -> dict[str, Any]:
