@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,7 +254,6 @@ MOST_SHOWN = 8
 
 _SHORT = 40  # characters of a value that is no text
 _MOST_DRAWN_CLASSES = 25
-_MOST_CLASSES_ON_A_PHONE = 12
 
 # Verdicts that decide come first.
 _VERDICT_ORDER = ("failed", "unmeasured", "undecided", "off", "skipped", "passed")
@@ -293,9 +293,11 @@ def render_report(
         format_interval=format_interval,
         format_difference=format_difference,
         draw_predictions=draw_predictions,
+        make_picture=make_picture,
         family=FAMILY,
         most_rows=MAX_ROWS,
         most_shown=MOST_SHOWN,
+        most_drawn=_MOST_DRAWN_CLASSES,
         ruled={rule.metric for rule in blessing.rules},
         learning=[draw_learning(name, training.history) for name in training.metrics],
         tables=fact_tables(manifest, export, training),
@@ -390,7 +392,9 @@ def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
 def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) -> dict[str, Any]:
     main = next(metric for metric in BY_KIND[evaluation.kind] if metric.name == MAIN[evaluation.kind])
     bins, names, confusion = evaluation.calibration, evaluation.class_names, evaluation.confusion
-    drawn = {}
+    drawn, columns = {}, defaultdict[str, list[str]](list)
+    for name, value in (pair for mistake in evaluation.mistakes for pair in mistake.values.items()):
+        columns[name].append(value)  # texts come before the other columns of a row
     if bins:
         drawn["Calibration"] = draw_reliability(bins)
     if roc := evaluation.roc:
@@ -399,24 +403,18 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         drawn["Precision and recall"] = draw_curves(recall, "Precision over recall", "recall", "precision")
     return {
         "label": evaluation.label if name_label else "",
-        "kind": evaluation.kind,
         "main": main.name,
         "text": main.text,
         "evaluation": evaluation,
         "quality": metric_rows(compared, BY_KIND[evaluation.kind]),
         "confusion": confusion and draw_confusion(confusion, names, _MOST_DRAWN_CLASSES),
-        "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
-        "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
         "wrong": sum(examples for true, predicted, examples in confusion if true != predicted),
         "curves": drawn,
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
-        "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
-        "numbers": evaluation.numbers[:MAX_ROWS],
         "slices": _slice_rows(compared, main, decided=True),
         "small_slices": _slice_rows(compared, main, decided=False),
-        "decided": sum(item.decided for item in evaluation.slices),
         "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
-        "mistakes": _mistake_rows(evaluation, main),
+        "columns": sorted(columns, key=lambda name: len(max(columns[name], key=len)) <= _SHORT),
     }
 
 
@@ -427,20 +425,6 @@ def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[Paired
         rule.label: PairedTest.of(evaluation, rule, level) for rule in parse_rules(r.rule for r in judged)
     }
     return {label: (test, draw_power(test)) for label, test in tests.items() if test}
-
-
-def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
-    pairs = (pair for mistake in evaluation.mistakes for pair in mistake.values.items())
-    texts = {name for name, value in pairs if len(value) > _SHORT}  # before the other columns of a row
-    return [
-        {
-            **asdict(mistake),
-            "picture": make_picture(mistake.image) if mistake.image else None,
-            "error": "" if mistake.error is None else format_difference(mistake.error, main.text),
-            "values": sorted(mistake.values.items(), key=lambda pair: pair[0] not in texts),
-        }
-        for mistake in evaluation.mistakes
-    ]
 
 
 def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
