@@ -130,6 +130,59 @@ class GateRule:
         """Whether it compares the training data with the champion's."""
         return self.metric in (DRIFT, "drifted")
 
+    def measure(self, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
+        """Returns the value of the expression, None where it is unknown, its 95 % interval, and a note."""
+        part = evaluation.of(self.label)
+        interval, value, note = evaluation.intervals.get(self.expression), None, ""
+        if self.worst:
+            slices = self.measure_slices(evaluation)
+            values = [(found, item.name) for item, found in slices if item.decided]
+            if not values:
+                return None, interval, "every slice has too few examples"
+            value, note = (max if self.metric in metrics.LOWER_IS_BETTER else min)(values)
+            few = len(slices) - len(values)
+            note += f"; {few:,} with too few examples" if few else ""
+        elif self.format:
+            converted = next((each for each in evaluation.formats if each.name == self.format), None)
+            if converted and self.metric in metrics.FORMAT_METRICS:
+                value = float(getattr(converted, self.metric))
+            elif converted:
+                value, interval = converted.value, converted.interval
+        elif self.metric == DRIFT:
+            value = next((drift.distance for drift in evaluation.drift if drift.feature == self.slice), None)
+        elif self.slice.startswith("number="):
+            score = next((each for each in part.numbers if f"number={each.name}" == self.slice), None)
+            value = getattr(score, self.metric) if score else None
+        elif self.slice:
+            chosen = next((item for item in part.slices if item.name == self.slice), None)
+            interval = chosen.interval if chosen and self.metric == metrics.MAIN.get(part.kind) else interval
+            if chosen and chosen.decided:
+                return self._values([chosen], part)[0], interval, ""
+            note = f"{chosen.examples if chosen else 0:,} examples are too few"
+        else:
+            value = evaluation.metrics.get(self.expression)
+            note = "" if value is None else evaluation.notes.get(self.metric, "")
+        return value, interval, note or NOT_MEASURED * (value is None)
+
+    def measure_slices(self, evaluation: Evaluation) -> list[tuple[Slice, float]]:
+        """Returns the slices that a rule about the worst slice is about, with their values."""
+        part = evaluation.of(self.label)
+        classes = {f"class={name}" for name in part.class_names}
+        is_main = self.metric == metrics.MAIN[part.kind]
+        slices = [item for item in part.slices if is_main or item.name in classes]
+        return list(zip(slices, self._values(slices, part), strict=True))
+
+    def _values(self, slices: Iterable[Slice], part: Evaluation) -> list[float]:
+        is_main = self.metric == metrics.MAIN[part.kind]
+        scores = {f"{metrics.PARTS[part.kind][0]}={score.name}": score for score in part.classes}
+        # For a single label of a multilabel, macro F1 is its F1.
+        return [
+            item.value
+            if is_main and not item.name.startswith("label=")
+            else float(getattr(scores[item.name], "f1" if is_main else self.metric))
+            for item in slices
+        ]
+
 
 def parse_rules(texts: Iterable[str]) -> tuple[GateRule, ...]:
     """Parses rules; raises SettingsError as `parse_rule` does."""
@@ -237,62 +290,3 @@ def _check_tail(rule: GateRule) -> None:
             "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
             f"{', '.join(metrics.LEAD_METRICS)}, and of precision, recall or f1 of a class"
         )
-
-
-def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
-    """Returns the value of a rule's expression, None where it is unknown, its 95 % interval, and a note."""
-    part = evaluation.of(rule.label)
-    interval, value, note = evaluation.intervals.get(rule.expression), None, ""
-    if rule.worst:
-        value, note = _worst_slice(rule, evaluation)
-    elif rule.format:
-        converted = next((each for each in evaluation.formats if each.name == rule.format), None)
-        if converted and rule.metric in metrics.FORMAT_METRICS:
-            value = float(getattr(converted, rule.metric))
-        elif converted:
-            value, interval = converted.value, converted.interval
-    elif rule.metric == DRIFT:
-        value = next((drift.distance for drift in evaluation.drift if drift.feature == rule.slice), None)
-    elif rule.slice.startswith("number="):
-        score = next((each for each in part.numbers if f"number={each.name}" == rule.slice), None)
-        value = getattr(score, rule.metric) if score else None
-    elif rule.slice:
-        chosen = next((item for item in part.slices if item.name == rule.slice), None)
-        interval = chosen.interval if chosen and rule.metric == metrics.MAIN.get(part.kind) else interval
-        if chosen and chosen.decided:
-            return _slice_metrics(rule.metric, [chosen], part)[0], interval, ""
-        note = f"{chosen.examples if chosen else 0:,} examples are too few"
-    else:
-        value = evaluation.metrics.get(rule.expression)
-        note = "" if value is None else evaluation.notes.get(rule.metric, "")
-    return value, interval, note or NOT_MEASURED * (value is None)
-
-
-def slice_values(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, float]]:
-    """Returns the slices that a rule about the worst slice is about, with their values."""
-    part = evaluation.of(rule.label)
-    classes = {f"class={name}" for name in part.class_names}
-    slices = [item for item in part.slices if rule.metric == metrics.MAIN[part.kind] or item.name in classes]
-    return list(zip(slices, _slice_metrics(rule.metric, slices, part), strict=True))
-
-
-def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, str]:
-    slices = slice_values(rule, evaluation)
-    values = [(value, item.name) for item, value in slices if item.decided]
-    if not values:
-        return None, "every slice has too few examples"
-    value, name = (max if rule.metric in metrics.LOWER_IS_BETTER else min)(values)
-    few = len(slices) - len(values)
-    return value, name + (f"; {few:,} with too few examples" if few else "")
-
-
-def _slice_metrics(metric: str, slices: Iterable[Slice], evaluation: Evaluation) -> list[float]:
-    main = metric == metrics.MAIN[evaluation.kind]
-    scores = {f"{metrics.PARTS[evaluation.kind][0]}={score.name}": score for score in evaluation.classes}
-    # For a single label of a multilabel, macro F1 is its F1.
-    return [
-        item.value
-        if main and not item.name.startswith("label=")
-        else float(getattr(scores[item.name], "f1" if main else metric))
-        for item in slices
-    ]

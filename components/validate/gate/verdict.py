@@ -20,22 +20,8 @@ from shardline.components.validate.gate.judged import (
     find_remedy,
     format_p,
 )
-from shardline.components.validate.gate.rules import (
-    BEST,
-    OFF,
-    OPERATORS,
-    GateRule,
-    evaluate_expression,
-    slice_values,
-)
-from shardline.components.validate.metrics.evaluation import (
-    MIN_SLICE,
-    Evaluation,
-    Grouping,
-    Interval,
-    Lead,
-    PastLead,
-)
+from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Lead, PastLead
 from shardline.components.validate.metrics.intervals import p_below, p_within
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
@@ -118,7 +104,7 @@ def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None
         best = f"{past.version} is the best of {past.compared} champions" if past.version else ""
         return past.value, past.lead, "; ".join(filter(None, (best, past.note)))
     assert evaluation.champion
-    theirs, _, reason = evaluate_expression(rule, evaluation.champion)
+    theirs, _, reason = rule.measure(evaluation.champion)
     return theirs, evaluation.leads.get(rule.expression), f"champion: {reason}" if theirs is None else ""
 
 
@@ -130,24 +116,24 @@ def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
     if rule.worst and (rule.within is not None) == bool(rule.reference):
         yield from _compare_slices(rule, evaluation)
     elif rule.within is not None:
-        left, (right, lead, _) = evaluate_expression(rule, evaluation)[0], find_reference(rule, evaluation)
+        left, (right, lead, _) = rule.measure(evaluation)[0], find_reference(rule, evaluation)
         if rule.reference == BEST and right is not None:  # perhaps on other examples than the champion's
             left = right + lead.difference if lead else None
         if left is not None and right is not None:
-            yield _compare_within(rule, rule.slice, left, right, lead, evaluation.groups)
+            yield _compare_within(rule, rule.slice, left, right, lead, evaluation)
 
 
 def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
     part, lower = evaluation.of(rule.label), rule.metric in LOWER_IS_BETTER
-    theirs = {item.name: value for item, value in slice_values(rule, evaluation.champion or evaluation)}
-    for item, value in slice_values(rule, evaluation):
+    theirs = {item.name: value for item, value in rule.measure_slices(evaluation.champion or evaluation)}
+    for item, value in rule.measure_slices(evaluation):
         of_part = {"class": "recall", "label": "f1"}.get(item.name.partition("=")[0])
         # The accuracy of a class is its recall.
         name = f"{of_part if of_part and rule.metric == MAIN[part.kind] else rule.metric}[{item.name}]"
         if rule.reference and item.decided:
             lead = evaluation.leads.get(".".join(filter(None, (rule.label, name))))
             other = theirs.get(item.name, math.nan)
-            yield _compare_within(rule, item.name, value, other, lead, evaluation.groups)
+            yield _compare_within(rule, item.name, value, other, lead, evaluation)
         elif item.decided and (rule.operator in ("<=", "<")) == lower:
             interval = part.intervals.get(name) if of_part else item.interval
             share = rule.metric in ("accuracy", "recall")
@@ -157,10 +143,10 @@ def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparis
 
 
 def _compare_within(
-    rule: GateRule, name: str, left: float, right: float, lead: Lead | None, groups: Grouping | None
+    rule: GateRule, name: str, left: float, right: float, lead: Lead | None, evaluation: Evaluation
 ) -> Comparison:
     """Compares with a reference; without a lead, as measured, but a single group decides nothing."""
-    if lead is None and groups and (name or groups.count < 2):
+    if lead is None and (groups := evaluation.groups) and (name or groups.count < 2):
         return Comparison(name, left, right, holds=False, p=1.0, least=-math.inf)
     allowed = (rule.within or 0.0) * (abs(right) if rule.relative else 1.0)
     sign = 1.0 if rule.operator == ">=" else -1.0
@@ -295,7 +281,7 @@ def _judge(
     of_champions = rule.reference in ("champion", BEST)
     if of_champions:
         evaluation = evaluation.champion_comparison
-    left, interval, note = evaluate_expression(rule, evaluation)
+    left, interval, note = rule.measure(evaluation)
     judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "unmeasured", interval)
     judged = replace(judged, note=note, name=rule.name, why=rule.why, reference=rule.reference)
     no_drift = rule.is_drift and not evaluation.drift
@@ -388,7 +374,7 @@ def _decide_by_log_loss(rule: GateRule, judged: JudgedRule, evaluation: Evaluati
     The log loss of the same answers sees more: not only whether each is right, but how much worse it is.
     """
     of_loss = replace(rule, metric="log_loss", operator="<=")
-    ours, (theirs, lead, _) = evaluate_expression(of_loss, evaluation)[0], find_reference(of_loss, evaluation)
+    ours, (theirs, lead, _) = of_loss.measure(evaluation)[0], find_reference(of_loss, evaluation)
     if ours is None or theirs is None or lead is None:
         return judged
     allowed = max(_LOSS_SHARE * theirs, _LOSS_LEAST)

@@ -16,18 +16,8 @@ from scipy import sparse
 from sklearn import metrics
 
 from shardline.components.text import enumerate_names
-from shardline.components.validate.metrics import intervals
-from shardline.components.validate.metrics.evaluation import (
-    MIN_SLICE,
-    Baseline,
-    Bin,
-    ClassScore,
-    Curve,
-    Interval,
-    Lead,
-    NumberScore,
-    Slice,
-)
+from shardline.components.validate.metrics import evaluation, intervals
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, Slice
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask, RocPrAreas
 from shardline.components.validate.metrics.metrics import (
     AREAS,
@@ -218,7 +208,7 @@ class Probabilities(Outcomes):
             "non_finite": int((~self.finite).sum()),
             "class_names": names,
             "classes": tuple(
-                ClassScore(name, int(examples), *map(float, parts))
+                evaluation.ClassScore(name, int(examples), *map(float, parts))
                 for name, examples, *parts in zip(names, truth.sum(axis=0), *scores, strict=True)
             ),
             "metrics": measured,
@@ -427,14 +417,14 @@ class ClassOutcomes(Probabilities):
         return found | {"top5_accuracy": intervals.estimate_share(among, self.clusters)}
 
     @cached_property
-    def calibration(self) -> tuple[Bin, ...]:
+    def calibration(self) -> tuple[evaluation.Bin, ...]:
         """Calibration by highest probability, in 15 bins of equal width (Guo et al., 2017)."""
         confidence, right = self.finite_only.outputs.max(axis=1).astype(np.float64), self.finite_only.right
         edges = np.linspace(0.0, 1.0, _BINS + 1)
         # Each bin includes its upper edge; a probability rounded to more than 1 belongs to the last.
         bins = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, _BINS - 1)
         return tuple(
-            Bin(
+            evaluation.Bin(
                 lower=float(edges[index]),
                 upper=float(edges[index + 1]),
                 examples=int(inside.sum()),
@@ -467,7 +457,7 @@ class ClassOutcomes(Probabilities):
         return self.compare_with_constant(names[answer], np.full_like(self.true, answer), shares)
 
 
-def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
+def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[evaluation.Curve, ...]]:
     """Returns the fields `roc` and `precision_recall`: up to 12 curves each, of the smallest areas."""
 
     def roc(true: Any, scores: Any) -> tuple[Any, ...]:
@@ -479,7 +469,7 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
         y, x, thresholds = metrics.precision_recall_curve(true, scores)
         return x, y, np.append(thresholds, 1.0)
 
-    def draw(values: Floats, curve: Callable[..., tuple[Any, ...]]) -> tuple[Curve, ...]:
+    def draw(values: Floats, curve: Callable[..., tuple[Any, ...]]) -> tuple[evaluation.Curve, ...]:
         smallest, curves = np.sort(np.argsort(values, kind="stable")[:MAX_CURVES]), []
         for index, label in zip(smallest, finite.areas.classes[smallest], strict=True):
             parts = curve(finite.true == label, finite.outputs[:, label])
@@ -489,7 +479,7 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
             wanted = np.searchsorted(length, np.linspace(0.0, length[-1], MAX_CURVE_POINTS))
             kept = np.unique([0, *wanted.clip(0, len(length) - 1), len(length) - 1])
             thinned = (tuple(part[kept].astype(float).tolist()) for part in parts)
-            curves.append(Curve(finite.label.outputs[label], float(values[index]), *thinned))
+            curves.append(evaluation.Curve(finite.label.outputs[label], float(values[index]), *thinned))
         return tuple(curves)
 
     areas = finite.areas
@@ -602,14 +592,14 @@ class RegressionOutcomes(Outcomes):
             means |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
         return means
 
-    def _score_number(self, index: int) -> NumberScore:
+    def _score_number(self, index: int) -> evaluation.NumberScore:
         label, true, outputs = self.label, self.true[:, index], self.outputs[:, index]
         unit, error = label.units[index] if label.units else "", outputs - true
         if not len(error):
-            return NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
+            return evaluation.NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
         most = MAX_POINTS if index < MAX_PLOTTED else 0
         drawn = np.random.default_rng(_SEED).permutation(len(true))[:most]
-        return NumberScore(
+        return evaluation.NumberScore(
             label.outputs[index],
             unit,
             rmse=float(np.sqrt((error**2).mean())),
