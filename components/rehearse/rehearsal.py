@@ -180,14 +180,14 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
-    few: dict[str, Any] = {"min_slice": 1, "calls": 3}  # the latencies are not reported
-    measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
+    calls = 3  # the latencies are not reported
+    measured = measure(out / SAVED_MODEL, examples, loaded=loaded, min_slice=1, calls=calls)
     if export.formats:
         with CleanProcess() as clean:
             measured = measure_formats(out, export.formats, examples, measured, clean)
     champion = ChampionEvaluation(measured.evaluation)
     if gate.champion_uri:
-        champion = evaluate_champion(measured, gate.champion_uri, examples, **few)
+        champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
         needed = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
         if needed and champion.absence and not champion.absence.first:
             raise ModelError(f"the champion cannot be compared with: {champion.absence.text}")

@@ -46,7 +46,7 @@ _MAX_TEXT = 400
 # TensorFlow's types of stored features that are neither text nor images.
 _TF_TYPES = {"int64": tf.int64, "float32": tf.float32}
 
-_QUALITY_METRICS = {metric.name for metric in QUALITY}
+_QUALITY = {metric.name for metric in QUALITY}
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,7 @@ class Assessment:
         """Returns the assessment on the examples in a mask; serving costs stay those measured on all."""
         whole = self.evaluation
         outcomes = {name: outcome.select(mask) for name, outcome in self.outcomes.items()}
-        costs = {
-            name: v for name, v in whole.metrics.items() if name.rpartition(".")[2] not in _QUALITY_METRICS
-        }
+        costs = {name: v for name, v in whole.metrics.items() if name.rpartition(".")[2] not in _QUALITY}
         parts = tuple(
             replace(part, mistakes=(), baseline=None, **outcomes[part.label].summarize(self.min_slice))
             for part in whole.each

@@ -116,9 +116,7 @@ def validate(
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     champion = ChampionEvaluation(measured.evaluation)
     if champion_uri:
-        champion = evaluate_champion(
-            measured, champion_uri, examples, min_slice=gate.min_slice, slides=gate.slide_rules
-        )
+        champion = evaluate_champion(measured, champion_uri, examples, slides=gate.slide_rules)
     evaluation = drift.add_drift(
         *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
     )
@@ -191,9 +189,8 @@ def _measure(
         "constant_labels": enumerate_names(constant, separator="; "),
         "leaked": "" if examples.manifest.has_copies else "equal rows are chance, no copies",
     }
-    return measure_formats(
-        out, export.formats or (), examples, measured.with_metrics(notes, **metrics), clean
-    )
+    measured = measured.with_metrics(notes, **metrics)
+    return measure_formats(out, export.formats or (), examples, measured, clean)
 
 
 def validate_artifacts(

@@ -235,7 +235,7 @@ def champion_evaluations(dataset, champion, measured, tmp_path_factory):
     def evaluate_against(name, compared):
         if not compared:
             return ChampionEvaluation(challenger(name).evaluation)
-        return evaluate_champion(challenger(name), str(champion), examples(dataset), min_slice=10)
+        return evaluate_champion(challenger(name), str(champion), examples(dataset))
 
     return evaluate_against
 
@@ -301,7 +301,7 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage(store, publish_into)
     rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
 
-    compared = evaluate_champion(measured, str(store), examples(dataset), min_slice=10)
+    compared = evaluate_champion(measured, str(store), examples(dataset))
 
     assert because in compared.absence.text
     for first_run in ("bless", "block"):
@@ -335,7 +335,7 @@ def write_when_loaded(saved_model, path):
 
 def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, measured, events):
     def evaluate_against(store):
-        return evaluate_champion(measured, str(store), examples(dataset), min_slice=10)
+        return evaluate_champion(measured, str(store), examples(dataset))
 
     (tmp_path / "empty").mkdir()
     gone = shutil.copytree(champion, tmp_path / "gone")
@@ -365,7 +365,7 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
         names.append(publish_next(exported, store, run=str(accuracy)).version)
     shutil.rmtree(store / "versions" / names[2] / "saved_model")
 
-    found = evaluate_champion(measured, str(store), examples(dataset), min_slice=10, slides=[slide])
+    found = evaluate_champion(measured, str(store), examples(dataset), slides=[slide])
 
     past = found.evaluation.past["accuracy"]
     assert (found.champion, past.version, past.compared) == (names[3], names[1], 3)

@@ -156,21 +156,17 @@ def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
     }
 
 
-def differences(
-    expected: npt.NDArray[Any], actual: npt.NDArray[Any], deviations: Sequence[float] = ()
-) -> Any:
+def differences(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float]) -> Any:
     """Returns the absolute differences; at least 1 where only one of the two values is finite."""
-    finite = np.isfinite(expected), np.isfinite(actual)
-    gaps = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], actual, 0))
+    finite = np.isfinite(expected), np.isfinite(found)
+    gaps = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], found, 0))
     gaps = gaps / np.asarray(deviations or 1.0)
     return np.where(finite[0] == finite[1], gaps, np.maximum(gaps, 1.0))
 
 
-def max_difference(
-    expected: npt.NDArray[Any], actual: npt.NDArray[Any], deviations: Sequence[float] = ()
-) -> float:
+def max_difference(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float]) -> float:
     """Returns the largest of the `differences`."""
-    return float(differences(expected, actual, deviations).max(initial=0.0))
+    return float(differences(expected, found, deviations).max(initial=0.0))
 
 
 class Comparison(NamedTuple):
@@ -390,16 +386,12 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
 def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
     def decode_files(files: tf.Tensor) -> tf.Tensor:
         pixels = tf.TensorSpec(image.shape, tf.uint8)
-        return tf.map_fn(
-            lambda encoded: decode.decode_image(encoded, image), files, fn_output_signature=pixels
-        )
+        return tf.map_fn(lambda file: decode.decode_image(file, image), files, fn_output_signature=pixels)
 
     # One tf.function for all signatures: the decoder is traced once.
     decoded = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
     if image.encoding == "raw":
-        stored = _function(
-            lambda pixels: decode.decode_batch(pixels, image), tf.TensorSpec([None], tf.string)
-        )
+        stored = _function(lambda raw: decode.decode_batch(raw, image), tf.TensorSpec([None], tf.string))
     parse, pixels = {"image": tf.io.FixedLenFeature([], "string")}, [None, *image.shape]
     return {
         DEFAULT: _function(lambda images: answer(decoded(images)), tf.TensorSpec([None], tf.string, IMAGES)),

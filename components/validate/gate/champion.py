@@ -27,7 +27,7 @@ from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.gate.verdict import Absence
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead, PastLead
-from shardline.components.validate.metrics.intervals import Ints
+from shardline.components.validate.metrics.intervals import Ints, Mask
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.base import crash, files
@@ -71,7 +71,6 @@ def evaluate_champion(
     champion_uri: str,
     examples: Examples,
     *,
-    min_slice: int,
     calls: int = CALLS,
     slides: Sequence[GateRule] = (),
 ) -> ChampionEvaluation:
@@ -86,9 +85,8 @@ def evaluate_champion(
     try:
         last = champions.last_champions(champion_uri)
         if not last:
-            return ChampionEvaluation(
-                alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True)
-            )
+            absence = Absence(f"there is no champion in {champion_uri} yet", first=True)
+            return ChampionEvaluation(alone, "", absence)
         version = last[0].version
         report("validate", f"measuring the champion {version} on the same examples")
         with open_store(champion_uri).fetched(last[0].path) as published:
@@ -97,7 +95,7 @@ def evaluate_champion(
             check_comparable(export, version, examples.manifest)
             trained_on = find_trained_on(published, examples, groups)
             saved_model = published / model_store.SAVED_MODEL
-            champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
+            champion = measure(saved_model, examples, min_slice=challenger.min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
         return ChampionEvaluation(alone, version, Absence(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
@@ -110,9 +108,7 @@ def evaluate_champion(
     )
 
 
-def compare(
-    challenger: Assessment, champion: Assessment, trained_on: npt.NDArray[np.bool_] | None = None
-) -> Evaluation:
+def compare(challenger: Assessment, champion: Assessment, trained_on: Mask | None = None) -> Evaluation:
     """Returns the challenger's evaluation with that of the champion on the same examples.
 
     `trained_on` is the mask of the examples that the champion was trained on: both leave these out.
@@ -124,9 +120,8 @@ def compare(
     leads = dict[str, Lead]()
     for name, ours in challenger.outcomes.items():
         prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
-        leads |= {
-            f"{prefix}{metric}": lead for metric, lead in ours.leads(other, challenger.min_slice).items()
-        }
+        measured = ours.leads(other, challenger.min_slice)
+        leads |= {f"{prefix}{metric}": lead for metric, lead in measured.items()}
     return replace(whole, champion=_only_compared(champion.evaluation), leads=leads)
 
 
@@ -147,13 +142,11 @@ def _only_compared(evaluation: Evaluation) -> Evaluation:
     )
 
 
-def _predict_former(
-    champion_uri: str, version: Version, examples: Examples, groups: Ints | None
-) -> Former | str:
+def _predict_former(uri: str, version: Version, examples: Examples, groups: Ints | None) -> Former | str:
     """Returns the predictions of a former champion, or why there are none; nothing else is measured."""
     report("validate", f"measuring the former champion {version.version} on the same examples")
     try:
-        with open_store(champion_uri).fetched(version.path) as published:
+        with open_store(uri).fetched(version.path) as published:
             check_comparable(Export.read(published), version.version, examples.manifest)
             trained_on = find_trained_on(published, examples, groups)
             model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
@@ -167,10 +160,8 @@ def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
     theirs, ours = (
         tuple(f"{label.kind} {label.name}" for label in source.labels) for source in (export, manifest)
     )
-    compared = [
-        ("labels", theirs, ours),
-        ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
-    ]
+    inputs = (tuple(sorted(source.inputs)) for source in (export, manifest))
+    compared = [("labels", theirs, ours), ("inputs", *inputs)]
     if theirs == ours:
         pairs = zip(export.labels, manifest.labels, strict=True)
         compared += [("classes" if a.class_names else "numbers", a.outputs, b.outputs) for a, b in pairs]
@@ -263,9 +254,7 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
 
 
-def find_trained_on(
-    published: Path, examples: Examples, groups: Ints | None = None
-) -> npt.NDArray[np.bool_] | None:
+def find_trained_on(published: Path, examples: Examples, groups: Ints | None = None) -> Mask | None:
     """Returns the mask of the examples that the champion in `published` was trained on; None if not known.
 
     `groups` is the group of each example, such as a patient: one that it was trained on is there as a whole.
@@ -292,7 +281,7 @@ def find_trained_on(
     return trained_on
 
 
-def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingData | None = None) -> str:
+def describe_overlap(trained_on: Mask | None, data: TrainingData | None = None) -> str:
     """Returns a warning about a comparison with a champion trained on `data`; "" for none."""
     if trained_on is None:
         return (
@@ -349,7 +338,7 @@ _NO_KEYS: Keys = np.zeros(0, np.uint64)
 
 
 #: Predictions of a former champion by label, and the mask of the examples that it was trained on, if known.
-Former = tuple[Mapping[str, Outcomes], npt.NDArray[np.bool_] | None]
+Former = tuple[Mapping[str, Outcomes], Mask | None]
 
 
 def compare_with_past(

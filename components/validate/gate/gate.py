@@ -245,10 +245,8 @@ def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:
 def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
     names = [label.name for label in labels]
     if rule.label and (rule.label not in names or len(labels) == 1):
-        present = enumerate_names(names) if len(labels) > 1 else "one label: write its metrics without a name"
-        raise SettingsError(
-            f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {present}"
-        )
+        known = enumerate_names(names) if len(labels) > 1 else "one label: write its metrics without a name"
+        raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {known}")
     is_quality = rule.metric in {metric.name for metric in QUALITY}
     needs_label = rule.worst or (rule.slice and rule.metric != DRIFT) or is_quality
     if rule.operator == OFF or not needs_label:

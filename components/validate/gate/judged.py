@@ -99,11 +99,8 @@ class JudgedRule:
         """The limit as text: one that was computed with the digits of the value."""
         if self.right is not None:
             short = f"{self.right:g}"
-            computed = (
-                self.left is not None
-                and not isinstance(self.left, int)
-                and round(self.right, 4) != self.right
-            )
+            is_measured = self.left is not None and not isinstance(self.left, int)
+            computed = is_measured and round(self.right, 4) != self.right
             return _tell_apart(self.right, self.left) if computed else short
         return f"the {'best champion' if self.reference == BEST else self.reference}'s" * bool(self.metric)
 
@@ -138,11 +135,9 @@ def format_p(p: float, limit: float) -> str:
     return "p < 0.001" if p < _SMALLEST_P <= limit else f"p = {_tell_apart(p, limit, 3)}"
 
 
-def describe(
-    blocking: Sequence[JudgedRule], rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool
-) -> str:
+def describe(rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool) -> str:
     """Returns the verdict in one short sentence."""
-    if blocking:
+    if blocking := [rule for rule in rules if rule.blocks]:
         first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         return f"{NOT_BLESSED}{_describe_rule(first_rule, evaluation)}{more}"
@@ -313,9 +308,8 @@ def find_remedy(
 
 def _is_weak(rule: JudgedRule) -> bool:
     metric = rule.metric.removeprefix("worst_slice(").partition("[")[0].rstrip(")").rpartition(".")[2]
-    return (
-        rule.verdict == "failed" and not rule.is_by_chance and rule.right is not None and metric in _QUALITY
-    )
+    is_worse = rule.verdict == "failed" and not rule.is_by_chance
+    return is_worse and rule.right is not None and metric in _QUALITY
 
 
 def _advise_rule(rule: JudgedRule, evaluation: Evaluation) -> Iterator[str]:
@@ -408,10 +402,9 @@ def _compare_trainings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> st
     """Returns what differs between a model's training and the champion's; "" where nothing is known."""
     if not ours or not theirs:
         return ""
-    pairs = [(record.get("settings") or {}, record) for record in (ours, theirs)]
     mine, other = (
-        {"model": record.get("model"), "data": record.get("fingerprint"), **options}
-        for options, record in pairs
+        {"model": it.get("model"), "data": it.get("fingerprint"), **(it.get("settings") or {})}
+        for it in (ours, theirs)
     )
     names = [name for name in {**mine, **other} if name not in _NO_CHANGES]
     changes = [

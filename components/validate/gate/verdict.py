@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -57,12 +58,10 @@ def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRu
 
     A rule whose values are not known has none.
     """
-    families: dict[tuple[str, float], list[tuple[GateRule, Comparison]]] = {}
+    families = defaultdict[tuple[str, float], list[tuple[GateRule, Comparison]]](list)
     slides = sum(rule.reference == BEST for rule in rules)
     for rule in dict.fromkeys(rules):
-        families.setdefault(_family(rule, slides), []).extend(
-            (rule, each) for each in _compare(rule, evaluation)
-        )
+        families[_family(rule, slides)] += [(rule, each) for each in _compare(rule, evaluation)]
     decided: dict[GateRule, list[Comparison]] = {}
     for (_, level), members in families.items():
         rejected = reject([each.p for _, each in members], level)
@@ -231,7 +230,7 @@ def judge(
         rules=rules,
         reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
         warnings=(*warnings, *_warnings(evaluation, rules, absence)),
-        headline=describe(blocking, rules, evaluation, first=absence is not None and absence.first),
+        headline=describe(rules, evaluation, first=absence is not None and absence.first),
         champion=champion,
         blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
         undecided=bool(undecided),
@@ -382,10 +381,8 @@ def _decide_by_log_loss(rule: GateRule, judged: JudgedRule, evaluation: Evaluati
         return judged
     note = f"{judged.note}; the log loss of the same answers decides: within {lead.interval[0]:+.4g} to "
     note += f"{lead.interval[1]:+.4g} of the champion's"
-    judged = replace(judged, metric=of_loss.expression, operator="<=", left=ours, right=theirs + allowed)
-    return replace(
-        judged, verdict="failed", champion=theirs, difference=lead.interval, interval=None, note=note
-    )
+    judged = replace(judged, metric=of_loss.expression, operator="<=", right=theirs + allowed, interval=None)
+    return replace(judged, verdict="failed", left=ours, champion=theirs, difference=lead.interval, note=note)
 
 
 def _describe_uncertainty(judged: JudgedRule) -> str:

@@ -37,9 +37,7 @@ _LONGEST_NAME = 40
 _MAX_NAMED = 5
 
 
-def compare_datasets(
-    before: Path, after: Path, splits: tuple[str, str] = ("train", "train")
-) -> tuple[Drift, ...]:
+def compare_datasets(before: Path, after: Path, splits: tuple[str, str]) -> tuple[Drift, ...]:
     """Compares a split of each of two dataset directories; raises DatasetError when one cannot be read."""
     pairs = zip((before, after), splits, strict=True)
     return compare(*(make_profile(path, manifests.load(path), split) for path, split in pairs))

@@ -133,10 +133,8 @@ def lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
     ahead = -difference if metric in metrics.LOWER_IS_BETTER else difference
     left_open = _Z**2 / (effective_size(moved, ours.groups) + _Z**2)
     if error > _ROUNDING * scale:
-        p, half = (
-            float(special.stdtr(freedom, -ahead / error)),
-            float(special.stdtrit(freedom, _SIDE)) * error,
-        )
+        p = float(special.stdtr(freedom, -ahead / error))
+        half = float(special.stdtrit(freedom, _SIDE)) * error
         half = max(half, left_open) if metric in _COUNTED else half
     else:
         half = left_open * (1.0 if metric in _BOUNDED else float(np.abs(ours.influence).max()))

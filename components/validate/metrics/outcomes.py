@@ -19,14 +19,7 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate.metrics import evaluation, intervals
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, Slice
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask, RocPrAreas
-from shardline.components.validate.metrics.metrics import (
-    AREAS,
-    BY_KIND,
-    LEAD_METRICS,
-    LEADS_BY_KIND,
-    MAIN,
-    PARTS,
-)
+from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, LEADS_BY_KIND, MAIN, PARTS
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Tally
 
 #: Text with more values is not sliced.
@@ -144,9 +137,8 @@ class Outcomes(ABC):
         return {f"{MAIN[self.label.kind]}[{name}]": lead for name, lead in leads if lead}
 
     def _is_decided(self, mask: Mask, min_slice: int) -> bool:
-        return (
-            count_distinct(None if self.copies is None else self.copies[mask], int(mask.sum())) >= min_slice
-        )
+        copies = None if self.copies is None else self.copies[mask]
+        return count_distinct(copies, int(mask.sum())) >= min_slice
 
 
 def divide(over: npt.NDArray[Any], under: npt.NDArray[Any]) -> Floats:
@@ -301,9 +293,8 @@ class Probabilities(Outcomes):
                 if other is None
                 else self._estimate_ratio(hit, answered, either)
             )
-            found[f"f1{part}"] = self._estimate_ratio(
-                2 * hit, truth + answered.astype(np.int8), truth | either
-            )
+            both = truth + answered.astype(np.int8)
+            found[f"f1{part}"] = self._estimate_ratio(2 * hit, both, truth | either)
         return found
 
     def _estimate_ratio(self, over: Ints | Mask, under: Ints | Mask, among: Mask) -> Estimate:
@@ -548,9 +539,8 @@ class RegressionOutcomes(Outcomes):
         """Returns the lead over another model on the examples where the outputs of both are finite."""
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
-        measured = intervals.find_leads(ours.estimates, theirs.estimates)
-        known = (each for each in measured if each.partition("[")[0] in LEAD_METRICS)
-        return {name: measured[name] for name in known} | ours.lead_by_slice(theirs, min_slice)
+        leads = intervals.find_leads(ours.estimates, theirs.estimates)
+        return leads | ours.lead_by_slice(theirs, min_slice)
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the means in training."""

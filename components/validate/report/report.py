@@ -28,14 +28,7 @@ from shardline.components.validate.gate.judged import TrainingRecord
 from shardline.components.validate.gate.power import POWER, PairedTest
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import Blessing
-from shardline.components.validate.metrics.evaluation import (
-    Bin,
-    Curve,
-    Evaluation,
-    Interval,
-    Lead,
-    NumberScore,
-)
+from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluation, Lead, NumberScore
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
 from shardline.components.validate.report.model_card import fact_tables, make_calls
 from shardline.trainer.base import files
@@ -364,13 +357,13 @@ def _compare_row(row: Row, metric: Metric, value: float, before: float | None, l
     )
 
 
-def format_interval(interval: Interval | None, text: Callable[[float], str] = "{:.4f}".format) -> str:
+def format_interval(ends: tuple[float, float] | None, text: Callable[[float], str] = "{:.4f}".format) -> str:
     """Returns "0.9512 to 0.9740", or "" for none and for one whose ends are written alike."""
-    ends = dict.fromkeys(map(text, interval or ()))
-    return " to ".join(ends) if len(ends) > 1 else ""
+    texts = dict.fromkeys(map(text, ends or ()))
+    return " to ".join(texts) if len(texts) > 1 else ""
 
 
-def format_difference(difference: float, text: Callable[[float], str] = "{:.4f}".format) -> str:
+def format_difference(difference: float, text: Callable[[float], str]) -> str:
     """Returns a difference with its sign."""
     sign = "±" if difference == 0 else "+" if difference > 0 else "-"
     return sign + text(abs(difference))
@@ -381,9 +374,8 @@ def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
     whole, compared = evaluation.champion_comparison, []
     for part in whole.parts:  # each with the champion's evaluation of the same label
         prefix = f"{part.label}."
-        leads = {
-            name.removeprefix(prefix): lead for name, lead in whole.leads.items() if name.startswith(prefix)
-        }
+        named = ((name, lead) for name, lead in whole.leads.items() if name.startswith(prefix))
+        leads = {name.removeprefix(prefix): lead for name, lead in named}
         compared.append(replace(part, champion=whole.champion and whole.champion.of(part.label), leads=leads))
     pairs = zip(evaluation.each, compared or [whole], strict=True)
     return [_section(*pair, name_label=bool(whole.parts)) for pair in pairs]
@@ -421,9 +413,8 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
 def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[PairedTest, str]]:
     judged = [each for each in blessing.rules if each.name == CHAMPION and each.verdict != "off"]
     level = min(LEVEL, FAMILY / max(1, len(judged)))
-    tests = {
-        rule.label: PairedTest.of(evaluation, rule, level) for rule in parse_rules(r.rule for r in judged)
-    }
+    rules = parse_rules(each.rule for each in judged)
+    tests = {rule.label: PairedTest.of(evaluation, rule, level) for rule in rules}
     return {label: (test, draw_power(test)) for label, test in tests.items() if test}
 
 
