@@ -27,7 +27,7 @@ from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.judged import read_training
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
-from shardline.components.validate.metrics.evaluation import Curve, Evaluation
+from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import find_logs, render_report
@@ -293,13 +293,14 @@ def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any, sliced: A
         metrics.log_metric(name, value)
     curves = sorted((curve for part in evaluation.each for curve in part.roc), key=lambda curve: curve.area)
     # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
-    sliced.metadata["evaluationSlices"] = [
-        {
-            "slice": f"class={curve.name}",
-            "sliceClassificationMetrics": {"confidenceMetrics": _confidence_metrics(curve)},
-        }
-        for curve in curves[:MAX_CURVES]
-    ]
+    sliced.metadata["evaluationSlices"] = slices = []
+    for curve in curves[:MAX_CURVES]:
+        every = max(1, len(curve.x) // _CURVE_POINTS)
+        points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
+        names = ("confidenceThreshold", "recall", "falsePositiveRate")
+        confidence = [dict(zip(names, point, strict=True)) for point in points]
+        of_class = {"confidenceMetrics": confidence}
+        slices.append({"slice": f"class={curve.name}", "sliceClassificationMetrics": of_class})
     part = next((part for part in evaluation.each if part.kind == CLASS), None)
     if part is None:
         return
@@ -312,12 +313,3 @@ def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any, sliced: A
     if len(part.class_names) == 2 and len(part.roc) == 2:
         curve = part.roc[1]
         confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
-
-
-def _confidence_metrics(curve: Curve) -> list[dict[str, float]]:
-    every = max(1, len(curve.x) // _CURVE_POINTS)
-    points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
-    return [
-        {"confidenceThreshold": threshold, "recall": recall, "falsePositiveRate": false_positives}
-        for threshold, recall, false_positives in points
-    ]

@@ -283,9 +283,9 @@ def plan(examples: int | None, loss: float | None, champion: str) -> None:
     """
     if ((loss is None) == (examples is None) and (examples or not champion)) or loss != loss:
         raise click.UsageError("give --examples N or --loss SHARE")
-    from shardline.components.validate.gate.power import COUNTED, ODDS, Measured, PairedTest
+    from shardline.components.validate.gate.power import ODDS, Measured, PairedTest
 
-    measured = Measured.of_champion(champion) if champion else Measured(1, {COUNTED[0]: None})
+    measured = Measured.of_champion(champion) if champion else Measured(1, {})
     rule = parse_rule(measured.rule)
     known = PairedTest.of(measured, rule)
     if champion and not known:

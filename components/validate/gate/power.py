@@ -23,12 +23,10 @@ from shardline.components.validate.gate.gate import CHAMPION, DEFAULT_RULES, LEV
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.metrics.intervals import mid_p
-from shardline.components.validate.metrics.metrics import SHARES
+from shardline.components.validate.metrics.metrics import COUNTED, SHARES
 
 #: How often a loss has to be found that counts as found, and in words.
 POWER, ODDS = 0.9, "9 of 10"
-#: Metrics that are shares of examples: each is right or wrong.
-COUNTED = ("accuracy", "subset_accuracy")
 
 # With more examples that differ, the exact power is the normal one.
 _MOST_EXACT = 500
@@ -114,7 +112,7 @@ class PairedTest:
         if not value or ends is None or within is None or not np.isfinite([value, *ends]).all():
             return None
         test = cls(n, within, level=level, unit="%" if rule.relative else "points" * (rule.metric in SHARES))
-        differ = lead.differ if lead else 1 - value if rule.metric in COUNTED else None
+        differ = lead.differ if lead else 1 - value if rule.metric in COUNTED.values() else None
         if differ is None:
             error = (ends[1] - ends[0]) / (2 * _Z) / (abs(value) if rule.relative else 1)
             basis = f"Computed from the standard error of the difference: {test.text(error)}."

@@ -232,7 +232,7 @@ class Evaluation:
         metrics: Values by the names of metrics, without those that could not be measured.
         slices: By class, then by other features. The value of a class's slice is its recall.
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
-        leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
+        leads: Leads over the champion by metric, also of one class: "recall[class=healthy]".
         champion: What is compared of the champion's evaluation on the same examples; None if not measured.
         past: Leads over the best of some champions, by metric as in `leads`.
         notes: Remarks on metrics, by name of the metric.

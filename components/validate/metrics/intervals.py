@@ -39,7 +39,7 @@ _SIDE = 0.975
 _Z = NormalDist().inv_cdf(_SIDE)
 
 # Metrics that count right and wrong answers, and all within 0..1.
-_COUNTED = {*metrics.COUNTED, *metrics.LEADS_BY_KIND[MULTILABEL], *metrics.PARTS[CLASS][1]}
+_COUNTED = {*metrics.LEADS_BY_KIND[CLASS], *metrics.LEADS_BY_KIND[MULTILABEL], *metrics.PARTS[CLASS][1]}
 _BOUNDED = {*metrics.SHARES, *_COUNTED}
 # More blocks of neighbours in time hardly make an interval narrower.
 _MAX_BLOCKS = 30

@@ -119,7 +119,8 @@ LEADS_BY_KIND = {
     MULTILABEL: ("macro_f1", "micro_f1", "subset_accuracy", "hamming_loss"),
     REGRESSION: ("rmse", "mae", "mape", "r2"),
 }
-COUNTED = LEADS_BY_KIND[CLASS]
+#: The share of the examples that are right, by kind of label.
+COUNTED = {CLASS: "accuracy", MULTILABEL: "subset_accuracy"}
 #: All metrics with leads: these, and those of probabilities.
 LEAD_METRICS = tuple(dict.fromkeys(chain(*LEADS_BY_KIND.values(), ("log_loss",), *AREAS.values())))
 

@@ -19,7 +19,7 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate.metrics import evaluation, intervals
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, Slice
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask, RocPrAreas
-from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, LEADS_BY_KIND, MAIN, PARTS
+from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, COUNTED, LEADS_BY_KIND, MAIN, PARTS
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Tally
 
 #: Text with more values is not sliced.
@@ -27,8 +27,7 @@ MAX_CATEGORIES = 20
 # Numbers with more values are sliced at their quartiles.
 _MAX_NUMBERS = 5
 
-# The share of examples that are right, and the metric of one class or label that is its main metric.
-_SHARES = {CLASS: "accuracy", MULTILABEL: "subset_accuracy"}
+# The metric of one class or label that is its main metric.
 _MAIN_OF_PART = {CLASS: "recall", MULTILABEL: "f1"}
 
 
@@ -247,7 +246,7 @@ class Probabilities(Outcomes):
         values = self._average(sums, examples, present)
         left_out = self._average((sums - changes).T, examples - 1, present)
         right = np.equal(self.true, predicted).reshape(examples, -1).all(axis=1)
-        share = {_SHARES[self.label.kind]: intervals.estimate_share(right, self.clusters)}
+        share = {COUNTED[self.label.kind]: intervals.estimate_share(right, self.clusters)}
         return intervals.from_left_out(values, left_out, self.clusters) | share
 
     def _average(self, sums: Floats, examples: int, present: bool) -> dict[str, Floats]:
