@@ -116,9 +116,10 @@ def decoded(images, manifest):
 
 
 def serve(out: Path, images):
-    exported = SimpleNamespace(labels=Export.read(out).labels, splits={"test": None})
+    export = Export.read(out)
+    manifest = SimpleNamespace(labels=export.labels, inputs=export.inputs, splits={"test": None})
     path = out / model_store.SAVED_MODEL
-    served = ServedModel(path, exported, LOADED.get(path)).predict(tf.constant(images))
+    served = ServedModel(path, manifest, LOADED.get(path)).predict(tf.constant(images))
     return SimpleNamespace(probabilities=served.outputs["label"], labels=served.classes["label"])
 
 
