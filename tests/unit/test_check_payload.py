@@ -151,11 +151,12 @@ def test_a_parameter_inside_worker_pools_is_text_and_one_of_a_wrong_type_is_refu
     assert task.value("pools") == [{"args": ["--epochs", "3", f"3 of {UNKNOWN_TEXT}"], "n": "3"}]
 
 
-def test_an_object_made_of_numbers_that_come_later_is_refused() -> None:
+@pytest.mark.parametrize("name", ["training", "labels"])  # also one that a custom job has
+def test_an_object_made_of_numbers_that_come_later_is_refused(name: str) -> None:
     made = pipeline(
         component("first", outputs={"parameters": {"Output": {"parameterType": "NUMBER_INTEGER"}}}),
-        component(inputs={"training": "STRUCT"}),
-        tasks=task("first") | task(parameters={"training": {"epochs": p("pipelinechannel--first-Output")}}),
+        component(inputs={name: "STRUCT"}),
+        tasks=task("first") | task(parameters={name: {"epochs": p("pipelinechannel--first-Output")}}),
     )
     given = made["root"]["dag"]["tasks"]["step"]["inputs"]["parameters"]
     given["pipelinechannel--first-Output"] = {

@@ -23,6 +23,7 @@ from shardline.pipelines.check.pipeline import (
     Pool,
     Task,
     jobs,
+    payload_of,
 )
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
@@ -377,9 +378,10 @@ def placeholders(task: Task) -> Found:
             let configure() or a component of your own put a whole object out
         Source: kfp.dsl 2.17; GCPC; pipeline_spec.proto.
     """
+    into_job = JOB_PARAMETERS if not task.container or payload_of(task.container) else ()
     for name, item in task.inputs("parameters").items():
         value = mapping_at(item, "runtimeValue").get("constant")
-        if isinstance(value, dict | list) and name not in JOB_PARAMETERS:
+        if isinstance(value, dict | list) and name not in into_job:
             for match in filter(None, map(PARAMETER.fullmatch, _strings(value))):
                 if task.kind(match[1]) not in ("", "STRING"):
                     yield (
