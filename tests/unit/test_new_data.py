@@ -156,6 +156,7 @@ def test_odd_names_are_written_so_that_they_can_be_read(tmp_path: Path, odd: str
         (["--data", "orders.csv", "--label", "kind", "--kind", "images"], "of the kind text, not images"),
         (["--data", "empty.csv", "--label", "a"], "Empty CSV file"),
         (["--data", "short.csv", "--label", "a"], "has 1 labelled rows"),
+        (["--data", "index.csv", "--label", "a"], "a column without a name (an index of pandas?); name it"),
         (["--data", "only.csv", "--label", "a"], "no column from which to predict a"),
         (["--data", "nowhere"], "it is not there"),
         (["--data", "photos", "--label", "a"], "leave --label out"),
@@ -172,6 +173,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
     monkeypatch.chdir(orders.parent)
     Path("empty.csv").write_text("")
     Path("short.csv").write_text("a,b\n1,2\n")
+    Path("index.csv").write_text(",a\n0,1\n1,2\n")
     Path("bare").mkdir()
     Path("only.csv").write_text("a\n" + "1\n2\n" * 10)
     Path("notes.csv").write_text("Text,Star Rating\nfine,5\n")

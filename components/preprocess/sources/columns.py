@@ -212,7 +212,9 @@ def scan_csv(path: str, overrides: Types) -> CsvScan:
         with open_decompressed(path) as file, _csv_reader(DecodedText(file)) as reader:
             names = reader.schema.names
         for name in names:
-            if names.count(name) > 1 or not name:
+            if not name:
+                raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
+            if names.count(name) > 1:
                 raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
         as_text = dict.fromkeys(names, pa.string())
         with open_decompressed(path) as file:
