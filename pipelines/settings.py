@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
-from shardline.components.register.settings import Deploy, ModelUpload
+from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.forms import (

@@ -14,7 +14,7 @@ from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, Model
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
-from shardline.components.register.settings import PIPELINE_LABEL, Deploy, ModelUpload
+from shardline.components.register.registration import PIPELINE_LABEL, Deploy, ModelUpload
 from shardline.components.vertex.job import CustomJobSettings
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.

@@ -1,22 +1,80 @@
-"""Registration of a blessed model: publishes it as champion, and prepares its upload."""
+"""Registration of a blessed model: its settings, its publication as champion, and its upload prepared."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardline.components import model_store
-from shardline.components.model_store import Export, champions
-from shardline.components.model_store.champions import open_store, refuse_container_path
-from shardline.components.register.settings import PIPELINE_LABEL
+from shardline.components.model_store import SAVED_MODEL, Export, champions
 from shardline.components.runs.record import on_platform
+from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.progress import fact, report
 
+#: Label of uploaded models: the name of their pipeline, which alone replaces them.
+PIPELINE_LABEL = "shardline-pipeline"
+#: The platform inserts texts between the quotes of JSON unescaped.
+_TEXT = forms.Form(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
+_OPTIONAL = {
+    "endpoint": forms.ENDPOINT,
+    "parent_model": forms.MODEL,
+    "accelerator_type": _TEXT,
+    "service_account": _TEXT,
+}
 _SERVED_NAME = "model"
+
+
+def _check_texts(settings: Deploy | ModelUpload) -> None:
+    for name, value in vars(settings).items():
+        form = _OPTIONAL.get(name, _TEXT)
+        if isinstance(value, str) and (value or name not in _OPTIONAL) and not form.fits(value):
+            raise SettingsError(f"{name} must be {form.description}, got {value!r}")
+    forms.check_forms({"display_name": forms.DISPLAY_NAME, "serving_image_uri": forms.IMAGE}, vars(settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deploy:
+    """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
+
+    settings/vertex.toml.example explains the fields; `endpoint` "" makes a new endpoint in each run.
+    """
+
+    machine_type: str
+    endpoint: str = ""
+    accelerator_type: str = ""
+    accelerator_count: int = 0
+    min_replica_count: int = 1
+    max_replica_count: int = 1
+    service_account: str = ""
+
+    def __post_init__(self) -> None:
+        _check_texts(self)
+        if bool(self.accelerator_type) != (self.accelerator_count > 0):
+            raise SettingsError("accelerator_type and accelerator_count go together; set both or neither")
+        if not 1 <= self.min_replica_count <= self.max_replica_count:
+            raise SettingsError(f"min_replica_count is 1 to max_replica_count, got {self.min_replica_count}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUpload:
+    """Upload of a blessed model to the Vertex AI Model Registry: [model_upload].
+
+    `parent_model` "" registers a new model with each upload.
+    """
+
+    display_name: str
+    serving_image_uri: str
+    parent_model: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_texts(self)
+        forms.check_labels(self.tags)
 
 
 def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
@@ -28,7 +86,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     if not champion_uri:
         report("register", "champion_uri is empty: the blessed model is not published")
         return
-    refuse_container_path("champion_uri", champion_uri)
+    champions.refuse_container_path("champion_uri", champion_uri)
     try:
         published = champions.publish(exported, champion_uri, quality=quality, run=run)
     except ModelError as error:
@@ -38,7 +96,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     if present != published.version:
         status = f"was the champion until {present} replaced it"
     report("register", f"version {published.version} {status}")
-    fact("champion", open_store(champion_uri).location(published.path))
+    fact("champion", champions.open_store(champion_uri).location(published.path))
 
 
 def check_replaceable(pipeline: str, parent_model: str, endpoint: str) -> None:
@@ -76,9 +134,9 @@ def copy_saved_model(exported: Path, target: Path) -> None:
     Raises ModelError when `exported` holds no complete export, RunError when copying fails.
     """
     Export.read(exported)  # written last: the export is complete
-    saved_model = exported / model_store.SAVED_MODEL
+    saved_model = exported / SAVED_MODEL
     if not saved_model.is_dir():
-        raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
+        raise ModelError(f"no {SAVED_MODEL} in {exported}; validate the model again")
     try:
         # Contents only: a Cloud Storage mount keeps neither modes nor times. TF Serving wants a number.
         shutil.copytree(saved_model, target / "1", copy_function=shutil.copyfile, dirs_exist_ok=True)

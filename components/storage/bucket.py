@@ -174,8 +174,8 @@ class Bucket:
             if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
 
-    def _blob(self, name: str, generation: int | None = None) -> Blob:
-        return self._client.bucket(self.name).blob(name, generation=generation)
+    def _blob(self, name: str) -> Blob:
+        return self._client.bucket(self.name).blob(name)
 
     def _call(self, action: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
         with platform_errors(action):

@@ -21,11 +21,6 @@ from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
-#: The trainer's option for the metric to report; the study sets it.
-METRIC_OPTION = "tuning_metric"
-
-#: Scales, and their names in StudySpec.ParameterSpec.ScaleType.
-SCALES = {name: f"UNIT_{name.upper()}_SCALE" for name in ("linear", "log", "reverse_log")}
 _MAX_VALUES = 1000
 #: The beginning of a placeholder other than the platform's own.
 _PLACEHOLDER = re.compile(r"\{\{\$(?!\.pipeline_\w+\}\})|\{\{channel:")
@@ -39,7 +34,7 @@ class StudyParameter:
         name: A setting of the trainer (learning_rate, ...), else a keyword argument of the model function.
         type: A double or integer has `min` and `max`, the others have `values`.
         values: Values of a discrete (numbers in increasing order) or categorical (texts).
-        scale: One of `SCALES`; "" for the platform's default.
+        scale: "" for the platform's default.
     """
 
     name: str
@@ -79,7 +74,7 @@ class StudyParameter:
         values: dict[str, Any] = {"values": list(self.values)}
         if self.type in ("double", "integer"):
             values = {"min_value": self.min, "max_value": self.max}
-        scale = {"scale_type": SCALES[self.scale]} if self.scale else {}
+        scale = {"scale_type": f"UNIT_{self.scale.upper()}_SCALE"} if self.scale else {}
         return {"parameter_id": self.name, f"{self.type}_value_spec": values, **scale}
 
     def _error(self, text: str) -> SettingsError:
@@ -199,8 +194,8 @@ def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
 
     Raises SettingsError when a setting belongs to the component or to the study.
     """
-    if METRIC_OPTION in (*types, *options):
-        raise SettingsError(f"{METRIC_OPTION} is the study's metric; leave it out")
+    if "tuning_metric" in (*types, *options):
+        raise SettingsError("tuning_metric is the study's metric; leave it out")
     check_options(options)
     check_options([name for name in types if name in TRAINER_SETTINGS and name not in TUNABLE])
 

@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardline.components.vertex.forms import (
-    DURATION,
-    KEY,
-    NETWORK,
-    TENSORBOARD,
-    check_forms,
-    check_ranges,
-    seconds,
-)
+from shardline.components.vertex import forms
 from shardline.components.vertex.payload import mapping_at
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
@@ -193,9 +185,10 @@ class CustomJobSettings:
         own = {*vars(self), "worker_pool_specs"} & {*self.extra, *mapping_at(self.extra, "scheduling")}
         if own:
             raise SettingsError(f"extra sets {', '.join(sorted(own))}, which other keys set; leave it out")
-        check_ranges(vars(self), num_retries=(0, 10))
-        forms = {"timeout": DURATION, "network": NETWORK, "encryption_spec_key_name": KEY}
-        check_forms({**forms, "tensorboard": TENSORBOARD}, vars(self))
+        forms.check_ranges(vars(self), num_retries=(0, 10))
+        names = {"timeout": forms.DURATION, "network": forms.NETWORK}
+        names |= {"encryption_spec_key_name": forms.KEY, "tensorboard": forms.TENSORBOARD}
+        forms.check_forms(names, vars(self))
         directory = self.base_output_directory
         # A compiled pipeline gives the job a directory that its rehearsal returns: no rule sees this one.
         if directory and not any(name in directory for name in _RUN_PLACEHOLDERS):
@@ -250,9 +243,10 @@ class TaskMachine:
             )
         if self.disk and not self.machine_type:
             raise SettingsError("disk needs a machine_type; set one instead of cpu and memory")
-        check_ranges(vars(self), retries=(0, 10))
-        if not seconds(self.timeout):
-            raise SettingsError(f"timeout must be {DURATION.description}, more than 0s, got {self.timeout!r}")
+        forms.check_ranges(vars(self), retries=(0, 10))
+        if not forms.seconds(self.timeout):
+            form = forms.DURATION.description
+            raise SettingsError(f"timeout must be {form}, more than 0s, got {self.timeout!r}")
 
     def uncached(self) -> TaskMachine:
         """Returns the machine without caching, for a task whose result depends on more than its inputs."""
@@ -297,4 +291,4 @@ class PreprocessMachine(TaskMachine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(vars(self), tasks=(1, 1_000))
+        forms.check_ranges(vars(self), tasks=(1, 1_000))

@@ -12,7 +12,7 @@ from google_cloud_pipeline_components.types.artifact_types import UnmanagedConta
 from kfp import compiler, dsl
 
 from shardline.components.register.component import serving_model, upload_task
-from shardline.components.register.settings import PIPELINE_LABEL, ModelUpload
+from shardline.components.register.registration import PIPELINE_LABEL, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex

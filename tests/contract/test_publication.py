@@ -16,7 +16,7 @@ from kfp import dsl
 
 from shardline.components.model_store.champions import DiskStore, current, versions
 from shardline.components.register.component import register, serving_model
-from shardline.components.register.settings import PIPELINE_LABEL
+from shardline.components.register.registration import PIPELINE_LABEL
 from shardline.components.runs import record
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex

@@ -11,7 +11,7 @@ from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPred
 from kfp import compiler, dsl
 
 from shardline.components.register.component import deploy_tasks, serving_model, upload_task
-from shardline.components.register.settings import Deploy, ModelUpload
+from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.helpers.execution import execute
 
