@@ -109,7 +109,7 @@ def preprocess(
     After an interruption, the same command continues.
     """
     from shardline.components.preprocess import run
-    from shardline.components.preprocess.inspect import stats
+    from shardline.components.preprocess.inspect import profile
 
     settings = PreprocessSettings(source=source, features=features, **options, **others)
     if dry_run:
@@ -127,7 +127,7 @@ def preprocess(
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
-        show_json(stats.describe(manifest))
+        show_json(profile.describe(manifest))
 
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
@@ -158,12 +158,12 @@ def dataset() -> None:
 @json_option
 def show_stats(directory: Path, as_json: bool) -> None:
     """Show manifest, labels, columns and image sizes of DIRECTORY."""
-    from shardline.components.preprocess.inspect import stats
+    from shardline.components.preprocess.inspect import profile
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
-    found = stats.stats(directory, manifest)
-    show(as_json, {**stats.describe(manifest), "profile": asdict(found)}, stats.render(manifest, found))
+    found = profile.stats(directory, manifest)
+    show(as_json, {**profile.describe(manifest), "profile": asdict(found)}, profile.render(manifest, found))
 
 
 @dataset.command("schema")
@@ -175,8 +175,7 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
     contain.
     """
-    from shardline.components.preprocess.inspect.profile import draft
-    from shardline.components.preprocess.inspect.stats import stats
+    from shardline.components.preprocess.inspect.profile import draft, stats
     from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():

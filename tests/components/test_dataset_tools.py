@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.inspect import stats
+from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
@@ -228,7 +228,7 @@ def test_a_pipe_instead_of_a_shard_does_not_block(dataset: Path) -> None:
     os.mkfifo(dataset / SHARD)
     assert found(dataset) == [f"{SHARD}: is not a file"]
     with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*: it is not a file but a pipe"):
-        stats.stats(dataset, manifests.load(dataset))
+        profile.stats(dataset, manifests.load(dataset))
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,11 @@ def test_an_image_that_cannot_be_decoded_is_found(dataset: Path, image: bytes, m
 
 def test_stats_show_the_manifest_and_a_profile(dataset: Path) -> None:
     manifest = manifests.load(dataset)
-    described = stats.describe(manifest)
+    described = profile.describe(manifest)
     assert described["splits"]["train"]["records"] == 60
     assert json.loads(json.dumps(described)) == described
     labels = (class_label(("a\x1b[2J", "b\n", "猫")),)
-    shown = stats.render(dataclasses.replace(manifest, labels=labels), stats.stats(dataset, manifest))
+    shown = profile.render(dataclasses.replace(manifest, labels=labels), profile.stats(dataset, manifest))
     assert manifest.fingerprint in shown
     assert "image 12 x 12 x 3 png, label int64, key string" in shown
     assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
@@ -272,12 +272,12 @@ def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from shardline.components.preprocess.inspect.card import render_card\n"
-        "from shardline.components.preprocess.inspect import stats\n"
+        "from shardline.components.preprocess.inspect import profile\n"
         "from shardline.components.preprocess.inspect.verify import verify\n"
         "from shardline.trainer.data import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"
-        "stats.stats(data, manifest.load(data)); stats.describe(manifest.load(data))\n"
+        "profile.stats(data, manifest.load(data)); profile.describe(manifest.load(data))\n"
         "render_card(data, manifest.load(data))\n"
         "print(sorted({'tensorflow', 'keras', 'matplotlib', 'kfp'} & set(sys.modules)))\n"
     )
@@ -301,7 +301,7 @@ def test_what_preprocessing_writes_is_sound(made: Path) -> None:
     result = verify(made, deep=True)
     assert result.damages == ()
     assert result.records == 1797
-    assert set(stats.stats(made, manifests.load(made)).numbers["image height"].values) == {8.0}
+    assert set(profile.stats(made, manifests.load(made)).numbers["image height"].values) == {8.0}
     assert render_card(made, manifests.load(made)).count("<img ") == 60
 
 
@@ -411,7 +411,7 @@ def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     assert "Not met among the 80 examples" in "".join(page.text)
 
 
-@pytest.mark.parametrize("show", [stats.stats, render_card])
+@pytest.mark.parametrize("show", [profile.stats, render_card])
 def test_of_a_damaged_dataset_the_shard_is_named(
     dataset: Path, show: Callable[[Path, Manifest], Any]
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from shardline.components.preprocess.inspect import profile, read_values, stats
+from shardline.components.preprocess.inspect import profile, read_values
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.tfrecord import read_records
@@ -77,7 +77,7 @@ def test_a_number_is_stored_as_it_is_and_measured(
 
 def test_columns_are_counted_as_numpy_counts_them(diabetes: Path) -> None:
     manifest, real = manifests.load(diabetes), datasets.load_diabetes()
-    found = stats.stats(diabetes, manifest)
+    found = profile.stats(diabetes, manifest)
     assert list(found.numbers) == ["label", *real.feature_names]
     table = np.column_stack([real.target, real.data]).astype(np.float32).astype(np.float64)
     for column, values in zip(found.numbers.values(), table.T, strict=True):
@@ -86,14 +86,14 @@ def test_columns_are_counted_as_numpy_counts_them(diabetes: Path) -> None:
         assert column.spread.mean == pytest.approx(values.mean(), abs=1e-12)
         assert column.spread.deviation == pytest.approx(values.std(), rel=1e-12)
         assert column.quantiles == pytest.approx(np.quantile(values, [0.05, 0.5, 0.95]), rel=1e-8)
-    assert re.search(r"target +25 +51 +140", stats.render(manifest, found))
+    assert re.search(r"target +25 +51 +140", profile.render(manifest, found))
 
 
 def test_texts_and_what_is_missing_are_counted(tmp_path: Path) -> None:
     rows = [(index % 2, index or "", "" if index % 4 else "often", f"text {index}") for index in range(40)]
     path = write_csv(tmp_path / "table.csv", ["label", "size", "note", "text"], rows)
     manifest = run(f"table:{path}", tmp_path / "out", label="class:label")
-    shown = stats.render(manifest, stats.stats(tmp_path / "out", manifest))
+    shown = profile.render(manifest, profile.stats(tmp_path / "out", manifest))
     assert re.search(r"^size .* 2.5% +0.0%$", shown, re.MULTILINE)
     assert re.search(r"^note +2 +75.0% +0 to 5, mean 1.2 +empty 75.0%, often 25.0%$", shown, re.MULTILINE)
     assert re.search(r"^text +most +0.0% +6 to 7, mean 6.8", shown, re.MULTILINE)
@@ -125,7 +125,7 @@ def test_reports_of_every_kind(tmp_path: Path, label: str, says: tuple[str, ...]
     page = render_card(tmp_path / "out", manifest)
     for words in says:
         assert words in page
-    assert stats.render(manifest, stats.stats(tmp_path / "out", manifest))
+    assert profile.render(manifest, profile.stats(tmp_path / "out", manifest))
     made = profile.make_profile(tmp_path / "out", manifest)
     assert moving <= {*made.numbers, *made.categories}
     assert not any(each.moved for each in drift.compare(made, made))

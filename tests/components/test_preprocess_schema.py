@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from shardline.components.configure.changes import detect_changes
 from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.profile import draft
-from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
+from shardline.components.preprocess.inspect.profile import describe, draft, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.schema.schema import read
 from shardline.components.preprocess.settings import PreprocessSettings

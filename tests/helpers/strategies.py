@@ -23,7 +23,7 @@ from PIL import Image
 
 from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.inspect import stats
+from shardline.components.preprocess.inspect import profile
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVING
@@ -185,7 +185,7 @@ def _store_image(encoded: bytes) -> Any:
 
 def _read_manifest(path: Path) -> Any:
     manifest = manifests.load(path.parent)
-    return stats.render_manifest(manifest), stats.describe(manifest), manifest.info()
+    return profile.render_manifest(manifest), profile.describe(manifest), manifest.info()
 
 
 _MANIFEST = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from shardline.components.preprocess.inspect import stats
+from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.records import HASH_BYTES
@@ -113,8 +113,8 @@ def test_a_dataset_is_whole_with_every_file_in_its_size(tmp_path: Path, file: st
 def test_any_manifest_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
     def read() -> None:
         manifest = manifests.load(write(tmp_path, content))
-        stats.describe(manifest)
-        stats.render_manifest(manifest)
+        profile.describe(manifest)
+        profile.render_manifest(manifest)
         manifest.info()
 
     assert is_one_line(refusal(read, DatasetError))

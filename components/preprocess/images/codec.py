@@ -34,7 +34,7 @@ SMALLEST = 4
 # structure would find nothing more.
 _SAMPLED = 64
 
-#: Height, width, channels, encoding and conversions of a stored image.
+#: Height, width, channels, encoding and conversions of a stored image: all but the data.
 Kind = tuple[int, int, int, str, tuple[str, ...]]
 
 
@@ -56,11 +56,6 @@ class StoredImage(NamedTuple):
     channels: int
     encoding: str
     converted: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> Kind:
-        """All but the data."""
-        return self[1:]
 
 
 class Codec:

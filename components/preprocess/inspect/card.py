@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
 from shardline.components.preprocess.inspect import Values, first_records, profile, text
-from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
@@ -33,10 +32,11 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     random sample as shards are written in the order of hashes. The same dataset gives the same page. Raises
     DatasetError if a shard cannot be read.
     """
-    tables = [class_table(label, manifest) for label in manifest.labels if label.class_names]
+    tables = [profile.class_table(label, manifest) for label in manifest.labels if label.class_names]
     drawn = [row[0] for row in tables[0].rows] if manifest.is_classes else []
     features = [
-        (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
+        (each.name, profile.describe_feature(each).removeprefix(f"{each.name} "))
+        for each in manifest.features
     ]
     settings = [(name, hide_directories(value)) for name, value in fact_rows(manifest.settings)]
     # Number, split, and its smallest, largest, mean value and standard deviation.
@@ -77,7 +77,7 @@ def _numbers(manifest: Manifest) -> Rows:
             )
             for label in manifest.labels
         ),
-        *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
+        *(("image", profile.describe_feature(feature).removeprefix("image ")) for feature in images),
         ("stored", size(sum(split.bytes for split in manifest.splits.values()))),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
         ("exact repeats", f"{manifest.duplicates.examples:,}"),

@@ -1,13 +1,15 @@
-"""Profile: the distribution of the values of a split, small enough to be stored with a model.
+"""Statistics of a dataset: the profile of its values, and its manifest and classes as text or JSON.
 
-The dataset card and `stats` show it, a schema is drafted from it, and
-`shardline.components.validate.metrics.drift` compares later data with it, without the original data.
+A profile is the distribution of the values of a split, small enough to be stored with a model. The dataset
+card and `stats` show it, a schema is drafted from it, and `shardline.components.validate.metrics.drift`
+compares later data with it, without the original data.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import warnings
 from array import array
@@ -15,18 +17,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardline.components import text
 from shardline.components.preprocess.images.structure import read_header
 from shardline.components.preprocess.inspect import KINDS, Values, first_records
 from shardline.components.preprocess.schema.labels import MOST_CLASSES, SHARE
 from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MISSING, NUMBER, STRING
-from shardline.components.text import truncate
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, SourceError, printable
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread
+from shardline.trainer.base.progress import Meter
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Spread
 from shardline.trainer.data.manifest import Manifest
 
 #: Most examples that are read, and their bytes.
@@ -238,7 +241,8 @@ def _text_row(name: str, lengths: Numbers, found: Categories | None) -> tuple[st
     least, largest, mean, _ = astuple(lengths.spread)
     most = Counter(found.counts if found else {}).most_common(_FREQUENT)
     frequent = ", ".join(
-        f"{truncate(printable(value), 30) or 'empty'} {count / lengths.examples:.1%}" for value, count in most
+        f"{text.truncate(printable(value), 30) or 'empty'} {count / lengths.examples:.1%}"
+        for value, count in most
     )
     distinct, empty = f"{len(found.counts):,}" if found else "most", f"{lengths.zeros / lengths.examples:.1%}"
     return printable(name), distinct, empty, f"{least:,.0f} to {largest:,.0f}, mean {mean:,.1f}", frequent
@@ -333,3 +337,145 @@ def _widened(least: float, largest: float, *, whole: bool) -> tuple[float, float
     limits = (max(low, 0) if least >= 0 else low), (min(high, 0) if largest <= 0 else high)
     low, high = (int(limit) if limit == int(limit) else limit for limit in limits)
     return low, high
+
+
+_MOST_CLASSES = 20
+_MOST_NAMED = 10
+_SUMMARY = (
+    "source", "fingerprint", "features", "labels", "splits", "records_in", "records",
+    "rejected", "converted", "duplicates", "anomalies", "settings",
+)  # fmt: skip
+
+
+class ClassTable(NamedTuple):
+    """A table of classes, of many only the largest and smallest, and a note that says so."""
+
+    titles: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str
+
+
+def stats(directory: Path, manifest: Manifest, *, whole: bool = False) -> Profile:
+    """Profiles a sample of all splits of a dataset; `whole`, all examples, without their images.
+
+    Raises DatasetError if a shard cannot be read.
+    """
+    limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
+    without = {manifest.time_feature, *(["image"] if whole else [])}
+    report = Meter("read", manifest.records, topic="dataset").advance if whole else None
+    records = first_records(directory, manifest.shards, report=report, **limits)
+    measured = (measure(values, manifest, without) for values in records)
+    return summarize(measured, {}, manifest.fingerprint, "")
+
+
+def render(manifest: Manifest, found: Profile) -> str:
+    """Renders the manifest, the classes and the profile of a sample as text."""
+    parts = [render_manifest(manifest)]
+    for label in manifest.labels:
+        if label.class_names:
+            titles, rows, note = class_table(label, manifest)
+            table = text.table(titles, [(printable(row[0]), *row[1:]) for row in rows])
+            parts.append(f"{table}\n{note}".rstrip())
+    numbers, texts = tables(found, manifest)
+    if numbers:
+        parts.append(text.table(NUMBER_TITLES, list(numbers.values())))
+    if texts:
+        parts.append(text.table(TEXT_TITLES, texts, align="lrrl"))
+    return "\n\n".join(parts)
+
+
+def class_table(label: Label, manifest: Manifest) -> ClassTable:
+    """Returns the number of examples of each class or label, by split."""
+    by_split = {name: split.labels[label.name].counts for name, split in manifest.splits.items()}
+    totals = [sum(column) for column in zip(*by_split.values(), strict=True)]
+    order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
+    half = _MOST_CLASSES // 2
+    shown = order if len(order) <= _MOST_CLASSES else order[:half] + order[-half:]
+    rows = [
+        (
+            label.outputs[index],
+            *(f"{counts[index]:,}" for counts in by_split.values()),
+            f"{totals[index]:,}",
+            f"{totals[index] / max(1, manifest.records):.1%}",
+        )
+        for index in shown
+    ]
+    title = f"{label.name}, {label.kind}"
+    if label.name == LABEL:
+        title = "class" if label.kind == CLASS else LABEL
+    note = (
+        f"the {half} largest and {half} smallest of {len(order):,} classes" if len(shown) < len(order) else ""
+    )
+    return ClassTable((title, *by_split, "all", "share"), rows, note)
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """Returns a summary of the manifest as JSON; class names are its only long list."""
+    splits = {
+        name: {
+            "records": split.records,
+            "shards": len(split.shards),
+            "bytes": split.bytes,
+            "labels": {name: asdict(tally) for name, tally in split.labels.items()},
+        }
+        for name, split in manifest.splits.items()
+    }
+    content = asdict(manifest)
+    content["features"] = {feature.pop("name"): feature for feature in content["features"]}
+    content["duplicates"].pop("named")
+    content |= {"splits": splits, "records": manifest.records}
+    summary: dict[str, Any] = json.loads(json.dumps({name: content[name] for name in _SUMMARY}))
+    return summary
+
+
+def render_manifest(manifest: Manifest) -> str:
+    """Renders a summary of the manifest as text."""
+    rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
+    found = manifest.duplicates
+    groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
+    groups = groups if found.straddling else "by chance" if found.by_chance else "none across splits"
+    duplicates = f"{found.examples:,} repeat another example, {groups}" if found.examples else "none"
+    labels = []
+    for label in manifest.labels:
+        units = label.units or ("",) * len(label.outputs)
+        names = [
+            f"{name} [{unit}]" if unit else name for name, unit in zip(label.outputs, units, strict=True)
+        ]
+        more = ", ..." if len(names) > _MOST_NAMED else ""
+        kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
+        labels.append((kind, f"{len(names):,}: {printable(', '.join(names[:_MOST_NAMED]))}{more}"))
+    settings = {
+        name: "/".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
+        for name, value in manifest.settings.items()
+    }
+    shown = ", ".join(f"{name} {'none' if value == '' else value}" for name, value in settings.items())
+    rows = [
+        ("source", printable(manifest.source)),
+        ("fingerprint", manifest.fingerprint),
+        ("features", ", ".join(describe_feature(feature) for feature in manifest.features)),
+        *labels,
+        ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
+        ("converted", _counted(manifest.converted)),
+        ("duplicates", duplicates),
+        *(("anomaly", printable(str(anomaly))) for anomaly in manifest.anomalies),
+        ("settings", printable(shown)),
+    ]
+    splits = [
+        (name, f"{split.records:,}", f"{len(split.shards)}", text.size(split.bytes))
+        for name, split in manifest.splits.items()
+    ]
+    return f"{text.facts(rows)}\n\n{text.table(('split', 'records', 'shards', 'size'), splits)}"
+
+
+def describe_feature(feature: Feature) -> str:
+    """Describes a feature: "image 224 x 224 x 3 jpeg (crop)"."""
+    parts = [printable(feature.name)]
+    if feature.shape:
+        parts.append(" x ".join("any" if side is None else str(side) for side in feature.shape))
+    parts.append(feature.encoding or feature.dtype)
+    return " ".join(parts) + (f" ({feature.resize})" if feature.resize else "")
+
+
+def _counted(amounts: Mapping[str, int]) -> str:
+    """Formats counts by name: "3 cmyk, 1 alpha", or "none"."""
+    return printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"

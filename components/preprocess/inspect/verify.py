@@ -240,30 +240,26 @@ def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
 
     `arguments` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
-    checker = _Checker(Path(arguments["directory"]), arguments["deep"], report)
-    return {file: checker.check(file) for file in items}
+    directory = Path(arguments["directory"])
+    manifest = manifests.load(directory)
+    shards = {shard.file: shard for shard in manifest.shards}
+    return {
+        file: _Checker(manifest, arguments["deep"], report).check(directory / file, shards[file])
+        for file in items
+    }
 
 
 class _Checker:
-    def __init__(self, directory: Path, deep: bool, report: Report) -> None:
-        manifest = manifests.load(directory)
-        self._directory, self._deep, self._report = directory, deep, report
-        self._features = manifest.features
+    def __init__(self, manifest: Manifest, deep: bool, report: Report) -> None:
+        self._manifest, self._deep, self._report = manifest, deep, report
         self._group, self._moment = manifest.group, manifest.time_feature
         self._groups, self._times = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
-        self._shards = {shard.file: shard for shard in manifest.shards}
 
-    def check(self, file: str) -> _Check:
-        """Reads a shard twice, as bytes and as records, and lists all that is wrong with it.
-
-        A remote shard is copied to this disk first.
-        """
+    def check(self, path: Path, shard: Shard) -> _Check:
+        """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
         values = {name: list[Sequence[Any]]() for name in self._labels}
-        damages, size = list[Damage](), 0
-        self._groups.clear()
-        self._times.clear()
-        path, shard = self._directory / file, self._shards[file]
+        damages, size, file = list[Damage](), 0, shard.file
         try:
             size = path.stat().st_size
             if path.is_file():
@@ -316,7 +312,7 @@ class _Checker:
             yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
 
     def _problem(self, values: Values) -> str:
-        for feature in self._features:
+        for feature in self._manifest.features:
             kind, found = values.get(feature.name, ("", ()))
             if not kind:
                 return f"has no feature {feature.name!r}"
@@ -325,7 +321,7 @@ class _Checker:
                 number = expected if expected > 1 else "one"
                 what = f"{len(found)} values of {kind}, not {number} of {feature.dtype}"
                 return f"feature {feature.name!r} holds {what}"
-        extra = values.keys() - {feature.name for feature in self._features}
+        extra = values.keys() - {feature.name for feature in self._manifest.features}
         if extra:
             return f"has a feature {min(extra)!r} that the manifest does not name"
         for name, label in self._labels.items():
@@ -338,7 +334,7 @@ class _Checker:
                 return f"{name} is {found}, not a finite number"
         if not values["key"][1][0]:
             return "has an empty key"
-        for feature in self._features:
+        for feature in self._manifest.features:
             problem = feature.encoding and self._image_problem(values[feature.name][1][0], feature)
             if problem:
                 return f"{feature.name} {problem}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -94,7 +94,7 @@ class TableRows:
         time, extra, checks = self._settings.split_by_time, self._columns.row_metadata, self._checks()
         shares, gap = self._settings.split, self._settings.split_gap
         splits = TimeSplit(time, shares, gap, self._time_feature, self._values(time)) if time else None
-        read = _LabelReader(self._wanted, self.labels, self._columns.types)
+        read = _label_reader(self._wanted, self.labels, self._columns.types)
         self._report_text_columns()
         known = {*self._overrides, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
         # Columns that may be text because of malformed numbers.
@@ -213,9 +213,9 @@ class TableRows:
         """Returns the name of a row in messages, also its key without a column key, from its position."""
         return position
 
-    def _image(self, value: Any) -> Span | bytes:
+    def _image(self, value: Any) -> Any:
         """Returns the image of a value in the column image; ValueError if it has none."""
-        raise NotImplementedError
+        return value
 
     def _check_types(self, images: Sequence[str]) -> None:
         types = self._columns.types
@@ -247,21 +247,18 @@ def _label_settings(
     return wanted
 
 
-class _LabelReader:
-    """Converts the label columns of a row to the label of an Example."""
+def _label_reader(
+    wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
+) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function of a row to the label of an Example; ValueError says what is wrong with it."""
+    parts = [
+        (label, of.columns, types[of.columns[0]], {name: i for i, name in enumerate(label.class_names)})
+        for of, label in zip(wanted, found, strict=True)
+    ]
 
-    def __init__(
-        self, wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
-    ) -> None:
-        self._parts = [
-            (label, of.columns, types[of.columns[0]], {name: i for i, name in enumerate(label.class_names)})
-            for of, label in zip(wanted, found, strict=True)
-        ]
-
-    def __call__(self, row: Sequence[Any]) -> Any:
-        """Returns the label of an Example; ValueError says what is wrong with the columns."""
+    def read(row: Sequence[Any]) -> Any:
         start, targets = 0, {}
-        for label, columns, kind, index in self._parts:
+        for label, columns, kind, index in parts:
             width = len(columns)
             values = row[start : start + width]
             start += width
@@ -281,6 +278,8 @@ class _LabelReader:
                     raise ValueError(f"has {values[bad]!r} in column {label.outputs[bad]!r}, not 0 or 1")
             targets[label.name] = value
         return targets[LABEL] if len(targets) == 1 else targets
+
+    return read
 
 
 class Table(TableRows):

@@ -98,9 +98,6 @@ class ExampleRows(TableRows):
             name, _ExampleColumns(files, CsvScan(types, gaps, wide), image), settings, ("bytes",)
         )
 
-    def _image(self, value: Any) -> Any:
-        return value
-
 
 class _FeatureStats:
     """Statistics of a feature in the records of some files.

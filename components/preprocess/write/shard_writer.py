@@ -118,7 +118,7 @@ class ShardWriter:
             if not has:
                 continue
             image = self._codec.store(contents[number], records.key_text(keys[number]))
-            contents[number], found[number] = image.data, image.kind
+            contents[number], found[number] = image.data, image[1:]
         if found.count(found[0]) == len(found):  # mostly true, and faster than counting
             kinds[found[0]] += len(found)
         else:
