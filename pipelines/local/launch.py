@@ -70,14 +70,9 @@ def launch(
         raise SettingsError(f"restarts must be 0 or more and timeout above 0, got {restarts} and {timeout}")
     if strategy is None:
         strategy = _imports_shardline(source, Path.cwd() if module else source.parent, set())
+    wrapper = ["-m", "shardline.trainer.program"] if strategy else []
     job = CustomJob.with_roles(
-        [
-            sys.executable,
-            *(["-m", "shardline.trainer.program"] if strategy else []),
-            *(["-m"] if module else []),
-            name,
-            *arguments,
-        ],
+        [sys.executable, *wrapper, *(["-m"] if module else []), name, *arguments],
         replicas,
         ps=ps,
         display_name=name,

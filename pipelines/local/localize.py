@@ -91,20 +91,13 @@ def localize(
             continue
         command = list_at(container, "command")
         if name := stub_name(container):
-            container["command"] = command = [
-                *_STUB_COMMAND,
-                name,
-                MARKER,
-                *job_options,
-                "--executor_input",
-                "{{$}}",
-            ]
+            command = [*_STUB_COMMAND, name, MARKER, *job_options, "--executor_input", "{{$}}"]
         elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
-            container["command"] = command = split_installation(command)[1]
+            command = split_installation(command)[1]
         else:
-            container["command"] = command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
-        if start.forkable_program(command):
-            container["command"] = ["python3", "-m", start.__name__, start.PARENT, *command]
+            command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
+        forked = ["python3", "-m", start.__name__, start.PARENT] if start.forkable_program(command) else []
+        container["command"] = forked + command
     _adapt_tasks(local, spec)
     for component in (local["root"], *local["components"].values()):
         if "dag" in component:
