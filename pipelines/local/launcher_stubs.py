@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
+from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.pipelines.local.job.custom_job import parse_payload, read_request
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
@@ -103,16 +104,21 @@ def _endpoint(options: argparse.Namespace) -> None:
 
 def _deployment(options: argparse.Namespace) -> None:
     request = _request(options)
-    machines = request["deployed_model"]["dedicated_resources"]
-    count = f"{machines['min_replica_count']} to {machines['max_replica_count']}"
-    where = f"to {request['endpoint']}, on {count} {machines['machine_spec']['machine_type']}"
+    deployed = mapping_at(request, "deployed_model")
+    machines = mapping_at(deployed, "dedicated_resources") or mapping_at(deployed, "automatic_resources")
+    low = machines.get("min_replica_count", 1)
+    kind = mapping_at(machines, "machine_spec").get("machine_type", "machines of its choice")
+    where = f"to {request['endpoint']}, on {low} to {machines.get('max_replica_count', low)} {kind}"
     _report_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
 
 
 def _prediction(options: argparse.Namespace) -> None:
     request = _request(options)
-    sources = ", ".join(request["input_config"]["gcs_source"]["uris"])
-    target = request["output_config"]["gcs_destination"]["output_uri_prefix"]
+    table = mapping_at(request, "input_config", "bigquery_source").get("input_uri", "nothing")
+    sources = ", ".join(list_at(request, "input_config", "gcs_source", "uris")) or table
+    results = mapping_at(request, "output_config", "bigquery_destination").get("output_uri", "nowhere")
+    bucket = mapping_at(request, "output_config", "gcs_destination")
+    target = bucket.get("output_uri_prefix", results)
     _report_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
 
 

@@ -137,11 +137,30 @@ def test_without_a_limit_all_trials_run_and_no_best_is_an_error(tmp_path: Path) 
     done, resources = launch(payload(_TRIAL, tmp_path, trials=2), tmp_path)
 
     assert done.returncode == 0, done.stderr
+    assert "trial 2: failed: score was not reported" in done.stdout
     job = read_job(resources)
     trials = trials_of(job)
     assert [trial.reason for trial in trials] == ["score was not reported"] * 2
     with pytest.raises(RunError, match="none of 2 trials has reported score: score was not reported"):
         best_of(trials, job["studySpec"]["metrics"][0])
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        ({"metrics": []}, "study_spec has no metrics or no parameters"),
+        # The launcher drops zeros.
+        (
+            {"parameters": [{"parameter_id": "a", "double_value_spec": {"min_value": 0, "max_value": 0}}]},
+            "the parameter a of study_spec has no values but 0",
+        ),
+    ],
+)
+def test_a_study_that_lacks_something_is_a_mistake(tmp_path: Path, study: Any, words: str) -> None:
+    done, _ = launch(payload(_TRIAL, tmp_path, **study), tmp_path)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr
 
 
 def test_a_trial_that_is_behind_is_stopped(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
+from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
 from shardline.components.register.component import deploy_tasks, serving_model, upload_task
@@ -48,6 +49,18 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
             gcs_destination_output_uri_prefix="gs://b/out",
             machine_type="n1-standard-2",
         )
+        ModelDeployOp(
+            model=uploaded.outputs["model"],
+            endpoint=EndpointCreateOp(display_name="other").outputs["endpoint"],
+            automatic_resources_max_replica_count=2,
+        )
+        ModelBatchPredictOp(
+            job_display_name="digits",
+            model=uploaded.outputs["model"],
+            bigquery_source_input_uri="bq://p.d.questions",
+            bigquery_destination_output_uri="bq://p.d.answers",
+            machine_type="n1-standard-2",
+        )
 
     compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
     spec = yaml.safe_load((directory / "deploy.yaml").read_text())
@@ -70,7 +83,9 @@ def test_what_would_be_done_is_said(
     for said in (
         f"it would be, to {words[0]}, on 1 to 1 n1-standard-2",
         f"'digits' is not uploaded; on Vertex AI it would be, as {words[1]}",
+        "it would be, to a new endpoint 'other', on 1 to 2 machines of its choice",
         "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",
+        "nothing is predicted; on Vertex AI bq://p.d.questions would be, into bq://p.d.answers",
     ):
         assert said in done.stdout
     assert [path.parent.name for path in tmp_path.rglob("saved_model.pb")].count("1") == 1

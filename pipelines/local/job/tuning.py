@@ -15,11 +15,11 @@ from typing import Any
 
 import optuna
 
-from shardline.components.vertex.payload import PoolSpec, list_at
+from shardline.components.vertex.payload import PoolSpec, list_at, mapping_at
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine, parse_payload
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import RunError
+from shardline.trainer.base.errors import PipelineError, RunError
 from shardline.trainer.base.progress import Event, report
 from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 
@@ -172,7 +172,9 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
     log = spec.get("scale_type") in ("UNIT_LOG_SCALE", _REVERSE_LOG)
     if item := spec.get("discrete_value_spec") or spec.get("categorical_value_spec"):
         return optuna.distributions.CategoricalDistribution(item["values"])
-    item = spec.get("double_value_spec") or spec["integer_value_spec"]
+    item = spec.get("double_value_spec") or mapping_at(spec, "integer_value_spec")
+    if not item:
+        raise PipelineError(f"the parameter {spec.get('parameter_id')} of study_spec has no values but 0")
     low, high = item.get("min_value", 0), item.get("max_value", 0)
     if "double_value_spec" in spec:
         return optuna.distributions.FloatDistribution(low, high, log=log)
@@ -184,9 +186,13 @@ def run_trials(
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 
-    Raises RunError when more trials have failed than max_failed_trial_count allows.
+    Raises PipelineError when the study lacks something, and RunError when more trials have failed than
+    max_failed_trial_count allows.
     """
-    spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
+    spec = mapping_at(payload, "study_spec")
+    if not (spec.get("metrics") and spec.get("parameters")):
+        raise PipelineError("study_spec has no metrics or no parameters")
+    metric = spec["metrics"][0]["metric_id"]
     trial_job = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
     job = parse_payload(json.dumps(trial_job), executor_input)
     seed = int(payload.get("labels", {}).get("seed", 0))
@@ -211,11 +217,11 @@ def run_trials(
             return behind
 
         failure = _run_trial(trial, _with_parameters(job, trial), show_line, network, is_behind)
-        if failure:
-            report(trial.topic, f"failed: {failure}")
         trial.measurements = read_measurements(trial.metrics, metric)
         trial.end = datetime.datetime.now(datetime.UTC)
         trial.failure = failure or ("" if trial.measurements else f"{metric} was not reported")
+        if trial.failure:
+            report(trial.topic, f"failed: {trial.failure}")
         search.tell(None if trial.failure else final_measurement(spec, trial)[1])
         failed = [trial for trial in trials if trial.failure]
         if 0 < max_failed <= len(failed):
