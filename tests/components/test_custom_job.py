@@ -243,3 +243,7 @@ def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
     with pytest.raises(RunError, match=r"timeout of 1 s has passed"):
         run_job(make_job(program, timeout=1.0), tmp_path)
     assert "timeout" in json.loads((tmp_path / "job.json").read_text())["error"]
+
+
+def test_a_timeout_may_be_months(tmp_path: Path) -> None:
+    run_job(make_job("", timeout=1e8), tmp_path)

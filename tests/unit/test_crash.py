@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from shardline.pipelines.cli import main as command_line
 from shardline.trainer.base import crash
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError, SettingsError
-from shardline.trainer.base.progress import exit_on_error
+from shardline.trainer.base.progress import TIMEOUT_VARIABLE, exit_on_error
 
 
 @pytest.fixture
@@ -100,3 +101,10 @@ def test_a_crash_file_that_cannot_be_written(
 def test_control_characters_are_escaped() -> None:
     """A name in it may come from an untrusted file."""
     assert SettingsError("\x1b[31mred\x07\nÄ '").line == r"\x1b[31mred\x07 Ä '"
+
+
+def test_a_task_s_timeout_may_be_longer_than_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest reports what a thread raises."""
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "1e14")
+    with exit_on_error("train"):
+        time.sleep(0.1)

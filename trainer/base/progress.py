@@ -147,7 +147,7 @@ def exit_on_error(topic: str) -> Iterator[None]:
         fail(topic, error)
         os._exit(error.exit_code)
 
-    timer = threading.Timer(timeout, exit_on_timeout)
+    timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), exit_on_timeout)
     timer.daemon = True
     if timeout:
         timer.start()

@@ -205,12 +205,11 @@ class _RunningJob:
         progress.emit(event)
 
     def _wait(self, until: float) -> Ended:
-        """Reads output until a replica prints or ends, or until the time `until`.
+        """Reads output until a replica prints or ends, or until the time `until`, for an hour at most.
 
         Each replica is read once, however much it prints. Returns those that have ended.
         """
-        remaining = until - time.monotonic()
-        timeout = None if remaining == math.inf else max(0, remaining)
+        timeout = min(max(0, until - time.monotonic()), 3600)  # the system takes 24 days at most
         ready = [key.data for key, _ in self._selector.select(timeout)]
         for replica, what in ready:
             if what == "output" and not replica.read():
