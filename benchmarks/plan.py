@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shardline.components.preprocess import write
 from shardline.components.preprocess.plan.plan import Plan
 from shardline.components.preprocess.plan.records import find_repeated
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import Example, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import finish
 
 _MANY = 100_000_000
 _SIZE = 824
@@ -75,7 +75,7 @@ def measure(records: int, out: Path) -> dict[str, float]:
     plan_dataset(PreprocessSettings(source="benchmarks.plan:Records", processes=1), out)
     planned = time.process_time()
     work = WorkDirectory(out)
-    finish._write_keys(Plan.load(work.plan), work)
+    write._write_keys(Plan.load(work.plan), work)
     rng = np.random.default_rng(0)
     blocks = (rng.integers(0, 2**64, 4096, np.uint64).tobytes() for _ in range(-(-records // 4096)))
     assert not sum(len(hashes) for hashes, _ in find_repeated(blocks, records, work.path))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import work_directory
+from shardline.components.preprocess import work_directory, write
 from shardline.components.preprocess.plan import plan as plans
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.survey import Rejected, check_anomalies, survey
@@ -26,8 +26,6 @@ from shardline.components.preprocess.schema import schema as schemas
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import finish as finishing
-from shardline.components.preprocess.write import shard_writer
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
@@ -109,7 +107,7 @@ def _locked_work_directory(out: Path, *, shared: bool = False) -> Iterator[WorkD
 
 def _processes(settings: PreprocessSettings) -> Processes:
     count = settings.processes or len(os.sched_getaffinity(0))
-    return Processes(count, shard_writer.check_buckets, shard_writer.write_planned)
+    return Processes(count, write.check_buckets, write.write_planned)
 
 
 @contextlib.contextmanager
@@ -158,7 +156,7 @@ def _completed_manifest(
     if work.is_published():
         manifest = work.dataset()
         schema = schemas.read(settings.schema).digest if settings.schema else ""
-        recorded = finishing.recorded_settings(settings, schema)
+        recorded = write.recorded_settings(settings, schema)
         if (manifest.source, manifest.settings) == (settings.source, recorded):
             work.remove()
             progress.report(_TOPIC, f"{work.out} is already complete")
@@ -184,13 +182,13 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         found = survey(settings, work, rejected)
         check_anomalies(found.plan.anomalies, settings)
         if settings.on_bad_record == "skip":
-            found = shard_writer.drop_bad_images(found, work, processes, rejected)
+            found = write.drop_bad_images(found, work, processes, rejected)
             rejected.check(found.plan.records_in, settings.max_bad_fraction)
             rejected.write(work.rejected)
         shards = plans.assign_shards(found, work)
         plan = replace(found.plan, rejected=dict(rejected.reasons), shards=shards)
         work.begin()
-        finishing.remove_other_markers(plan, work)
+        write.remove_other_markers(plan, work)
         for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
             path.unlink()
         plan.save(work.plan)
@@ -205,7 +203,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
 
 
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> int:
-    done = finishing.find_done(plan, shards, work)
+    done = write.find_done(plan, shards, work)
     pending = [shard for shard in shards if shard.file not in done]
     if len(pending) < len(shards):
         progress.report(_TOPIC, f"{len(shards) - len(pending)} of {len(shards)} shards already done")
@@ -214,14 +212,14 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
     try:
         names = [shard.file for shard in pending]
-        processes.run(shard_writer.write_planned, work.arguments, names, meter.advance)
+        processes.run(write.write_planned, work.arguments, names, meter.advance)
     except RunError as error:
         raise RunError(files.with_space(str(error), work.path, meter.bytes_left)) from error
     return records
 
 
 def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
-    manifest = finishing.make_manifest(plan, work)
+    manifest = write.make_manifest(plan, work)
     work.publish(manifest)
     work.remove()
     _report(manifest)
@@ -234,7 +232,7 @@ def _report(manifest: Manifest) -> None:
     messages = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
         tallies = [split.labels[label.name] for split in splits.values()]
-        messages.append(f"label: {finishing.describe_label(label, tallies)}")
+        messages.append(f"label: {write.describe_label(label, tallies)}")
     messages += [
         f"warning: {reason}: it cannot judge a model; choose other shares or another split"
         for reason in manifest.find_constant("test")

@@ -8,7 +8,7 @@ Everything in it can be read by another process or a later run:
     keys                hashes of the keys, where the records' digests are of the content
     buckets/, rows/SHARD   records of the survey, and of one shard, in order
     SHARD               a complete shard that is not yet part of a dataset
-    done/SHARD.mark     completion markers of shards, with hashes of their contents (`write.finish`)
+    done/SHARD.mark     completion markers of shards, with hashes of their contents (`write`)
     rejected.jsonl, examples.keys   files of the dataset
     publishing          fingerprint of the dataset whose shards are moved to OUT; empty in a bucket (`begin`)
 
@@ -26,7 +26,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardline.components.storage.bucket import Folder
@@ -69,14 +69,9 @@ class WorkDirectory:
         self.done = self.path / _DONE
         self.publishing = self.path / "publishing"
 
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, str]) -> WorkDirectory:
-        """Returns the work directory that another process of the run describes by its `arguments`."""
-        return cls(Path(arguments["out"]), Path(arguments["path"]))
-
     @property
     def arguments(self) -> dict[str, str]:
-        """Arguments of `from_arguments` in another process of the run."""
+        """Arguments of the class, as texts, in another process of the run."""
         return {"out": str(self.out), "path": str(self.path)}
 
     def records_path(self, shard: str) -> Path:

@@ -206,7 +206,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import tensorflow as tf
 
     from shardline.components.preprocess.tfrecord import parse
-    from shardline.components.preprocess.write.finish import tally
+    from shardline.components.preprocess.write import tally
     from shardline.components.validate.export.export import take_samples
 
     out.mkdir()

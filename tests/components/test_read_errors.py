@@ -7,11 +7,11 @@ import pytest
 
 from shardline.components.configure import changes
 from shardline.components.model_store import champions
+from shardline.components.preprocess import write
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageReader
 from shardline.components.preprocess.sources import directories
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Example, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import finish
 from shardline.components.validate.gate import champion
 from shardline.trainer.base import crash
 from shardline.trainer.checkpoint import identity
@@ -38,7 +38,7 @@ READERS = {
     ),
     "the champion": ("champion.json", lambda path: champions.current(path.parent)),
     "a result": ("evaluations/3.json", lambda path: Evaluations(path.parents[1]).read(3)),
-    "a marker": (".shardline/done/a.mark", lambda path: finish.load_markers(WorkDirectory(path.parents[2]))),
+    "a marker": (".shardline/done/a.mark", lambda path: write.load_markers(WorkDirectory(path.parents[2]))),
     "the mark of publishing": (
         ".shardline/publishing",
         lambda path: WorkDirectory(path.parents[1]).is_published(),

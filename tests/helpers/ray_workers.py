@@ -41,7 +41,7 @@ def prepare() -> None:
     """Makes this process, a worker of Ray, kill itself once in the middle of its work."""
     import shardline
     from shardline.components.preprocess import run
-    from shardline.components.preprocess.write.shard_writer import ShardFile
+    from shardline.components.preprocess.write import ShardFile
 
     directory = Path(os.environ["RAY_TEST_DIR"])
     write = run.write_shards

@@ -23,7 +23,7 @@ from shardline.components.preprocess.tfrecord import (
     parse,
     serialize,
 )
-from shardline.components.preprocess.write.shard_writer import ShardFile
+from shardline.components.preprocess.write import ShardFile
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.features import Feature
 

@@ -12,7 +12,7 @@ import pytest
 from shardline.components.preprocess.plan.survey import Targets
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LabelSetting
-from shardline.components.preprocess.write.finish import describe_label, tally
+from shardline.components.preprocess.write import describe_label, tally
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.data.features import Label, Tally, find_constant
 

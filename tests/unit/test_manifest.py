@@ -18,8 +18,7 @@ from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.records import HASH_BYTES
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import finish
-from shardline.components.preprocess.write.finish import Images, Marker
+from shardline.components.preprocess.write import Images, Marker, load_markers, write_marker
 from shardline.trainer.base.errors import DatasetError, ShardlineError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
@@ -140,7 +139,7 @@ def test_any_marker_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True, exist_ok=True)
     (work.done / "a.mark").write_bytes(json.dumps(content).encode() + b"\n" + HASHES)
-    for found in finish.load_markers(work).values():
+    for found in load_markers(work).values():
         assert Images.merge([found.marker.images, MARKER.images])
 
 
@@ -149,11 +148,11 @@ def test_plan_and_marker_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == PLAN
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True)
-    finish.write_marker(work, MARKER, HASHES)
-    (found,) = finish.load_markers(work).values()
+    write_marker(work, MARKER, HASHES)
+    (found,) = load_markers(work).values()
     assert (found.marker, b"".join(found.hashes())) == (MARKER, HASHES)
     found.path.write_bytes(found.path.read_bytes()[:-1])
-    assert not finish.load_markers(work)
+    assert not load_markers(work)
 
 
 def change(*way: Any, to: Any) -> Any:

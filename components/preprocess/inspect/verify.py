@@ -20,7 +20,7 @@ from shardline.components.preprocess.inspect import KINDS, Values, read_values, 
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
-from shardline.components.preprocess.write.finish import tally
+from shardline.components.preprocess.write import tally
 from shardline.components.text import enumerate_names, size
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import Meter

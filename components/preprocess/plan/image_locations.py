@@ -201,14 +201,12 @@ class ImageLocator:
             if file != self._file:
                 self._file, self._file_location = file, self._number("file", file)
             return self._file_location, offset, length, b"", 0
-        if kind is bytes:
-            return self._keep(image)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self._keep(bytes(image))
         if image is None:
             return NO_LOCATION, 0, 0, b"", 0
         if isinstance(image, Path):
             return self._whole_file(remote_files.resolve(str(image)), name)
-        if isinstance(image, bytes | bytearray | memoryview):
-            return self._keep(bytes(image))
         if hasattr(image, "dtype"):
             return self._keep(encode_pixels(image, name))
         raise SourceError(
