@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from shardline.components.configure import Configured
 from shardline.components.model_store import BLESSING_FILE, MODEL_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -186,20 +187,6 @@ def fill_in_date(source: str, time: datetime) -> str:
         return "{" + ",".join(dict.fromkeys(date.strftime(form) for date in dates)) + "}"
 
     return _DATE.sub(replacement, source)
-
-
-class Configured(NamedTuple):
-    """Outputs of the first step, as `configure` describes them."""
-
-    changed: bool
-    source: str
-    fingerprint: str
-    reason: str
-    state: str
-    still_blessed: bool
-    data: dict[str, Any]
-    training: dict[str, Any]
-    gate: dict[str, Any]
 
 
 def detect_changes(

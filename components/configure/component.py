@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_origin
 
 from kfp import dsl
 
+from shardline.components.configure import Configured
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
@@ -50,15 +51,7 @@ def configure(
 ) -> NamedTuple(
     "Outputs",
     [
-        ("changed", bool),
-        ("source", str),
-        ("fingerprint", str),
-        ("reason", str),
-        ("state", str),
-        ("still_blessed", bool),
-        ("data", dict),
-        ("training", dict),
-        ("gate", dict),
+        {outputs},
     ],
 ):
     """Makes three settings objects from a run's parameters, and detects changes since the last run.
@@ -100,7 +93,8 @@ def _make_configure() -> Callable[..., Any]:
         f"{each.name}: {each.annotation.__name__} = {defaults.get(each.name, each.default)!r}"
         for each in parameters()
     ]
-    text = _CONFIGURE.format(settings=",\n    ".join(settings)).lstrip()
+    outputs = [f'("{name}", {kind.__name__})' for name, kind in Configured.__annotations__.items()]
+    text = _CONFIGURE.format(settings=",\n    ".join(settings), outputs=",\n        ".join(outputs)).lstrip()
     name = f"<configure of {__name__}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"dsl": dsl, "NamedTuple": NamedTuple, "__name__": __name__}

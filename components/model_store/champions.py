@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -165,7 +165,7 @@ class BucketStore:
         """Returns an object as text with its generation; a bucket that does not exist is an error."""
         content = self._bucket.content(self._key(name))
         if content is None:
-            next(self._bucket.pages(self._key(""), page_size=1))
+            next(self._bucket.objects(self._key(""), page_size=1), None)
             return TextFile(None)
         # Text that is not UTF-8 is not JSON either, and is reported as damaged.
         return TextFile(content[0].decode("utf-8-sig", "replace"), content[1])
@@ -180,8 +180,8 @@ class BucketStore:
         """Returns the names of objects and directories below a prefix, sorted."""
         prefix, names = self._key(f"{directory}/") if directory else self._key(""), set[str]()
         # For the store itself, the first thousand names are enough.
-        for page in islice(self._bucket.pages(prefix, delimiter="/"), None if directory else 1):
-            names.update(page.folders, (item.name for item in page))
+        for objects, folders in islice(self._bucket.pages(prefix, delimiter="/"), None if directory else 1):
+            names.update(folders, (item.name for item in objects))
         return sorted(PurePosixPath(item).name for item in names - {prefix})  # but for the directory's own
 
     def put(self, source: Path, directory: str) -> None:
@@ -196,7 +196,7 @@ class BucketStore:
         prefix = self._key(f"{directory}/".lstrip("/"))
         with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
             target = Path(temporary).resolve()
-            for item in chain.from_iterable(self._bucket.pages(prefix)):
+            for item in self._bucket.objects(prefix):
                 path = target / item.name.removeprefix(prefix)
                 if path.resolve().is_relative_to(target) and not item.name.endswith("/"):
                     path.parent.mkdir(parents=True, exist_ok=True)

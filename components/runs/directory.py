@@ -35,6 +35,7 @@ from shardline.components.runs.record import (
 )
 from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import load
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError
 
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
@@ -119,7 +120,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     message = own_error(line.removeprefix(TASK_INDENT) for line in log)
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
-        ended = JobRecord.read(job)
+        ended = load(JobRecord, job / JOB_FILE, SettingsError)
         return _replica_failure(job, ended, message) or Failure(task=task, error=ended.error or "")
     lines = [line for name, line in lines_by_task(log) if name == task]
     codes = [code for line in lines[-3:] for prefix, code in _SHELL.items() if line.startswith(prefix)]

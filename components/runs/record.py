@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from shardline.components.runs.causes import Explanation
 from shardline.components.text import quality
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import load, restore
+from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import SettingsError
 
 #: States of a run; all but "running" are final.
@@ -141,14 +141,10 @@ class RunRecord:
         why = [("why", self.reason), ("next step", self.remedy)] if self.verdict == "not blessed" else []
         return [(name, value) for name, value in why if value]
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the content of run.json."""
-        return asdict(self)
-
     def write(self, directory: Path) -> None:
         """Writes run.json into a directory, which is made where there is none; raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
-        files.write_json(directory / RECORD_FILE, self.as_json())
+        files.write_json(directory / RECORD_FILE, asdict(self))
 
     @classmethod
     def read(cls, directory: Path) -> RunRecord:
@@ -212,15 +208,6 @@ class JobRecord:
     created: str = ""
     duration_s: float = 0.0
     replicas: tuple[ReplicaRecord, ...]
-
-    def write(self, directory: Path) -> None:
-        """Writes job.json into a directory; raises OSError."""
-        files.write_json(directory / JOB_FILE, asdict(self))
-
-    @classmethod
-    def read(cls, directory: Path) -> JobRecord:
-        """Reads job.json of a directory; raises SettingsError when it is missing or damaged."""
-        return load(cls, directory / JOB_FILE, SettingsError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,8 @@ import functools
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
@@ -57,17 +56,6 @@ class Object(NamedTuple):
     generation: int
 
 
-@dataclass(frozen=True)
-class Page:
-    """Up to 1,000 objects, and the folders among them if requested, each sorted."""
-
-    objects: Sequence[Object]
-    folders: Sequence[str]
-
-    def __iter__(self) -> Iterator[Object]:
-        return iter(self.objects)
-
-
 def parse_uri(uri: str) -> tuple[Bucket, str]:
     """Returns the bucket of gs://BUCKET/NAME, with a client that all threads share, and the name."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
@@ -99,10 +87,11 @@ class Bucket:
         client._http.mount(client.api_endpoint, HTTPAdapter(pool_maxsize=IN_FLIGHT))
         return client
 
-    def pages(self, prefix: str, **options: str | int) -> Iterator[Page]:
-        """Yields the pages of the names that begin with a prefix, each requested when it is needed.
+    def pages(self, prefix: str, **options: str | int) -> Iterator[tuple[list[Object], list[str]]]:
+        """Yields up to 1,000 objects whose names begin with a prefix, and the folders among them, sorted.
 
-        Of the options, `delimiter` "/" lists one folder only, and `page_size` says how many there are.
+        Each page is requested when it is needed. Of the options, `delimiter` "/" lists one folder only, and
+        `page_size` says how many there are.
         """
         action = f"list gs://{self.name}/{prefix}"
         listing = self._client.list_blobs(
@@ -117,8 +106,12 @@ class Bucket:
         )
         with platform_errors(action):
             for page in listing.pages:
-                yield Page(list(page), sorted(listing.prefixes))
+                yield list(page), sorted(listing.prefixes)
                 listing.prefixes.clear()  # else the next page has them, too
+
+    def objects(self, prefix: str, **options: str | int) -> Iterator[Object]:
+        """Yields the objects whose names begin with a prefix; the options are those of `pages`."""
+        return (each for objects, _ in self.pages(prefix, **options) for each in objects)
 
     @property
     def account(self) -> str:
@@ -242,9 +235,9 @@ class Folder:
         if self._bucket is None:
             return {}
         sizes, start = dict[str, int](), len(self._prefix + folder)
-        for page in self._bucket.pages(self._prefix + folder, delimiter="/"):
-            sizes |= {name[start:]: 0 for name in page.folders} | {
-                each.name[start:]: each.size for each in page
+        for objects, folders in self._bucket.pages(self._prefix + folder, delimiter="/"):
+            sizes |= {name[start:]: 0 for name in folders} | {
+                each.name[start:]: each.size for each in objects
             }
         sizes.pop("", None)  # the folder itself, if it was created in the console
         return sizes

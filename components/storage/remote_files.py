@@ -273,8 +273,8 @@ class Objects:
     def top(self) -> Iterator[str]:
         """Yields the names in the folder, of which there must be one; those of folders end with a slash."""
         is_empty = True
-        for page in self._bucket.pages(self._prefix, delimiter="/"):
-            for name in itertools.chain((each.name for each in page), page.folders):
+        for objects, folders in self._bucket.pages(self._prefix, delimiter="/"):
+            for name in itertools.chain((each.name for each in objects), folders):
                 if _is_visible(inner := name[len(self._prefix) :]) and inner != "/":
                     yield inner
                     is_empty = False
@@ -283,7 +283,7 @@ class Objects:
 
     def files(self) -> Iterator[File]:
         """Yields all files below the folder."""
-        for name, size, generation in itertools.chain.from_iterable(self._bucket.pages(self._prefix)):
+        for name, size, generation in self._bucket.objects(self._prefix):
             inner = name[len(self._prefix) :]
             if _is_visible(inner) and inner[-1] != "/":
                 yield File(inner, f"{self._root}/{inner}", size, str(generation), True)
@@ -341,16 +341,13 @@ def _match_objects(pattern: str) -> Iterator[File]:
     if not wanted or _WILDCARD.search(bucket.name):
         return
     uri, wild = f"gs://{bucket.name}", _WILDCARD.search(wanted)
-    page = next(bucket.pages(wanted, page_size=1))  # the name may contain brackets
-    first = next(iter(page), None)
+    first = next(bucket.objects(wanted, page_size=1), None)  # the name may contain brackets
     if first and first.name == wanted:
         yield File(f"{uri}/{wanted}", f"{uri}/{wanted}", first.size, str(first.generation), True)
     elif wild:
         parts, start = wanted.split("/"), wanted.rfind("/", 0, wild.start()) + 1
         folder = {} if "/" in wanted[wild.start() :] or "**" in wanted else {"delimiter": "/"}
-        for name, size, generation in itertools.chain.from_iterable(
-            bucket.pages(wanted[: wild.start()], **folder)
-        ):
+        for name, size, generation in bucket.objects(wanted[: wild.start()], **folder):
             if _is_visible(name[start:]) and name[-1] != "/" and _matches(name.split("/"), parts):
                 yield File(f"{uri}/{name}", f"{uri}/{name}", size, str(generation), True)
 

@@ -266,7 +266,7 @@ def explain(run: str, as_json: bool, place: Place) -> None:
     """
     with foreground(sys.stderr):
         found = place.find(run).record()
-    show(as_json, found.as_json(), *_page(found))
+    show(as_json, dataclasses.asdict(found), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import (
+    JOB_FILE,
     LATEST,
     LOG,
     PIPELINE_FILE,
@@ -244,7 +245,7 @@ class History:
             message = f"stopped by {error.signal_name}"
             raise
         finally:
-            JobRecord(
+            record = JobRecord(
                 display_name=self._display_name,
                 state=state,
                 error=message,
@@ -254,7 +255,8 @@ class History:
                     ReplicaRecord(name, max(0, len(starts) - 1), tuple(starts))
                     for name, starts in self._starts.items()
                 ),
-            ).write(directory)
+            )
+            files.write_json(directory / JOB_FILE, dataclasses.asdict(record))
             if not is_user_error:
                 self._show(topic)
 

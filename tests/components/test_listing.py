@@ -96,7 +96,7 @@ def test_a_bucket_behind_a_proxy_is_listed_and_read(bucket: Bucket, monkeypatch:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.invalid")
     behind = objects.Bucket("bucket")
 
-    assert [found.name for page in behind.pages("data/") for found in page] == ["data/1.jpg"]
+    assert [found.name for found in behind.objects("data/")] == ["data/1.jpg"]
     assert behind.read("data/1.jpg") == b"data/1.jpg"
 
 

@@ -160,7 +160,7 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
 
     assert outcome.headline() == "retrain succeeded: not blessed, accuracy 0.5000"
     assert outcome.links == {"run": str(run), "report": "/x/report", "model": "/x/model"}
-    assert outcome.as_json()["explanation"] is None
+    assert outcome.explanation is None
 
 
 def put_out(run: Path, task: str, **content: object) -> None:

@@ -52,7 +52,7 @@ JOB = {"error": "train failed", "replicas": [{"name": "worker-0", "restarts": 0,
 PROFILE = summarize(
     [{"price": 1.5, "city": "Ulm"}, {"price": 2.5, "city": "Ulm"}], {"label": {"healthy": 3, "sick": 1}}
 )
-RECORD = RunRecord(name="r", pipeline="retrain", state="failed", created="2026").as_json() | {
+RECORD = asdict(RunRecord(name="r", pipeline="retrain", state="failed", created="2026")) | {
     "explanation": {
         **{"failed": "train", "exit": "1", "error": "e", "cause": "c", "next_step": "n", "lines": ["l"]}
     },
