@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Batches, BatchSequence, check_counts, check_whole_number
+from shardline.trainer.adapters import Batches, BatchSequence, check_counts, check_whole_number
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import DataAdapter
+from shardline.trainer.adapters import DataAdapter
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.checkpoint.state import Position

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.base.errors import SettingsError
+
 #: Keeps AutoGraph from functions that branch on no tensor: converting them takes longer than tracing.
 no_autograph = tf.autograph.experimental.do_not_convert
 
@@ -26,6 +28,8 @@ _STATEFUL = re.compile(
     "Assign(Add)?VariableOp|Multinomial|(Parameterized)?TruncatedNormal|RngReadAndSkip"
     "|Random(Gamma|PoissonV2|Shuffle|StandardNormal|Uniform|UniformInt)"
 )
+# Datasets that draw random numbers: the index of the first of their two seeds among the inputs.
+_RANDOM_DATASETS = {"RandomDataset": 0, "RandomDatasetV2": 0, "ShuffleDatasetV3": 2}
 #: Called with the elements that have been read again, and with how many there are, at least every second or
 #: after every element.
 Watch = Callable[[int, int], None]
@@ -240,3 +244,77 @@ _AGAIN = {
     "_OptionsDataset": ("OptionsDataset", ()),
     "_ZipDataset": ("ZipDataset", ()),
 }
+
+
+class DatasetEpochs:
+    """Epochs over a `tf.data.Dataset` of batches, as TensorFlow reads it again and again.
+
+    Attributes:
+        cardinality: Batches of the dataset; -1 if infinite, -2 if unknown.
+        examples: Examples of the dataset and of a batch, if both are known.
+        random_ops: Names of ops whose random numbers no seed decides.
+        unseeded: What has no seed, or no order: "shuffle(100)".
+        watch: Called while data before a resume is read again.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, name: str) -> None:
+        """Looks into a dataset; raises SettingsError if it cannot be converted to a graph."""
+        self._dataset = dataset
+        self.element_spec = dataset.element_spec
+        self.cardinality = int(dataset.cardinality())
+        self.examples = count_examples(dataset)
+        graph = _to_graph(dataset, name)
+        self.random_ops = stateful_ops(graph)
+        self.unseeded: list[str] = []
+        self.watch: Watch = lambda done, total: None
+        for nodes in bodies(graph):
+            self._read_seeds(nodes)
+
+    def dataset(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
+        """Returns `count` (-1: all) batches of an epoch from number `first` on; called while it is traced."""
+        with tf.init_scope():
+            return elements(self._dataset, first, count, self.watch)
+
+    def count_batches(self) -> int | None:
+        """Returns the batches of an epoch, read for that if need be; None where that draws an order."""
+        return count_elements(self._dataset, self.watch)
+
+    def after(self, epochs: int, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches after some epochs, whose orders are drawn first."""
+        return after_epochs(self._dataset, epochs, batches, self.watch)
+
+    def _read_seeds(self, nodes: Any) -> None:
+        values = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        constants = {name: tensor.int64_val[0] for name, tensor in values.items() if tensor.int64_val}
+        for node in nodes:
+            if node.op in _RANDOM_DATASETS:
+                first = _RANDOM_DATASETS[node.op]
+                inputs = [constants.get(reference.partition(":")[0], 0) for reference in node.input]
+                if inputs[first : first + 2] == [0, 0]:
+                    self.unseeded.append(f"shuffle({inputs[1]})" if first else "a random dataset")
+            elif "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
+                self.unseeded.append("deterministic=False")
+
+
+def _to_graph(dataset: tf.data.Dataset, name: str) -> Any:
+    """Returns a dataset's GraphDef; a SettingsError if it cannot be converted."""
+    try:
+        variant = tf.data.experimental.to_variant(dataset)
+        # External state is kept: the Python functions of a generator are in this process.
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=1, strip_device_assignment=True
+        )
+        definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or ["?"])[0][:200]
+        raise SettingsError(
+            f"{name} cannot be read in the same order by all processes, nor by a resumed run "
+            f"({reason}); pass arrays, or a dataset that reads files"
+        ) from error
+    if not definition.node:
+        # TensorFlow returns an empty graph if it would be too large.
+        raise SettingsError(
+            f"{name} holds arrays of more than 2 GB, which a tf.data.Dataset cannot; pass the arrays "
+            "themselves, (x, y), or a dataset that reads files"
+        )
+    return definition

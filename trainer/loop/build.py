@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
-from shardline.trainer.adapters.adapter import Batches
+from shardline.trainer.adapters import Batches
 from shardline.trainer.base import plugins, progress
 from shardline.trainer.base.errors import ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string

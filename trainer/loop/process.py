@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import DataAdapter
+from shardline.trainer.adapters import DataAdapter
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings

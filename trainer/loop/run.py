@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardline.trainer.adapters.adapter import Batches
+from shardline.trainer.adapters import Batches
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import EXIT_FAILED, DatasetError, RunError, SettingsError
 from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.epochs import ArrayEpochs, DatasetEpochs, EpochSource
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint.state import Position
@@ -23,6 +22,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
 from shardline.trainer.keras_compat.datasets import (
+    DatasetEpochs,
     Watch,
     elements,
     no_autograph,
@@ -36,6 +36,59 @@ _PREFETCH_BATCHES = 2
 _INFINITE, _UNLIMITED_EPOCHS = -1, 2**40
 
 _BEGINNING = Position()
+
+
+class ArrayEpochs:
+    """Epochs over arrays of equal length: batches of `batch_size`, shuffled or in order."""
+
+    def __init__(self, arrays: Any, *, batch_size: int, shuffle: bool, seed: int) -> None:
+        with tf.device("CPU:0"):
+            self._arrays = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        self._shuffle = shuffle
+        self._seed = seed
+        count = int(tf.nest.flatten(self._arrays)[0].shape[0])
+        self.examples: tuple[int, int] | None = (count, batch_size)
+        self.cardinality = -(-count // batch_size)
+        self.random_ops: list[str] = []
+        self.unseeded: list[str] = []
+        self.watch: Watch = lambda done, total: None
+        self.element_spec = tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
+        )
+
+    def dataset(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:
+        """Returns `count` (-1: all) batches, from `first` on, of epoch `number`, int64 (), while traced."""
+        examples, size = self.examples or (0, 1)
+        order = tf.range(examples, dtype=tf.int64)
+        if self._shuffle:
+            order = tf.random.experimental.stateless_shuffle(
+                order, tf.stack([_fold_in(self._seed, number), 0])
+            )
+
+        @no_autograph  # type: ignore[untyped-decorator]
+        def batch(first: tf.Tensor) -> Any:
+            chosen = order[first : first + size]
+            return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)
+
+        return tf.data.Dataset.range(first * size, examples, size).take(count).map(batch)
+
+    def count_batches(self) -> int | None:
+        """Returns the batches of an epoch."""
+        return self.cardinality
+
+    def after(self, epochs: int, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches unchanged: the number of an epoch decides its order."""
+        return batches
+
+
+def _fold_in(seed: int, number: tf.Tensor) -> tf.Tensor:
+    """Returns a number, int64 (), unique to a seed and a number."""
+    mixed = tf.random.experimental.stateless_fold_in(tf.constant([seed % 2**63, 0], tf.int64), number)
+    return tf.random.stateless_uniform([], mixed, minval=None, maxval=None, dtype=tf.int64)
+
+
+#: Source of either kind.
+EpochSource: TypeAlias = ArrayEpochs | DatasetEpochs
 
 
 class BatchSequence:
