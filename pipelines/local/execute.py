@@ -116,7 +116,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
     if skipped.reasons:
         raise RunError(
             f"kfp.local could not evaluate a condition and skipped its tasks: {skipped.reasons[0]}; "
-            "conditions on booleans and numbers can be evaluated, free text cannot"
+            "conditions on booleans and numbers can be evaluated, free text and unset parameters cannot"
         )
 
 

@@ -218,15 +218,18 @@ def failed_task(text: str) -> str | None:
     return match[1] if match else None
 
 
-def name_outputs_in_condition(task: dict[str, Any]) -> None:
+def adapt_condition(task: dict[str, Any]) -> None:
     """Writes `pipelinechannel--TASK-NAME` in a task's condition as `pipelinechannel--TASK--NAME`.
 
     Otherwise only an output named "Output" is found, a condition on another counts as false, and the pipeline
-    succeeds without its tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313).
+    succeeds without its tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313). It is
+    evaluated in Python, which has no `double()`, by which a whole number is compared with another.
     """
     policy = task.get("triggerPolicy", {})
+    if "condition" not in policy:
+        return
     for name, item in task.get("inputs", {}).get("parameters", {}).items():
-        output = item.get("taskOutputParameter")
-        if output and "condition" in policy:
+        if output := item.get("taskOutputParameter"):
             channel = f"pipelinechannel--{output['producerTask']}--{output['outputParameterKey']}"
             policy["condition"] = policy["condition"].replace(f"['{name}']", f"['{channel}']")
+    policy["condition"] = re.sub(r"\bdouble\(", "float(", policy["condition"])

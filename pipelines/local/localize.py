@@ -23,7 +23,7 @@ from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCA
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,
-    name_outputs_in_condition,
+    adapt_condition,
     split_installation,
 )
 from shardline.pipelines.local.process import start
@@ -125,7 +125,7 @@ def _adapt_tasks(local: dict[str, Any], spec: dict[str, Any]) -> None:
             task["retryPolicy"]["backoffDuration"] = "0s"
         elif any("shardline.components" in part for part in list_at(executor, "container", "command")):
             task.pop("retryPolicy", None)
-        name_outputs_in_condition(task)
+        adapt_condition(task)
 
 
 def _check_names(spec: dict[str, Any]) -> None:

@@ -163,7 +163,7 @@ def last(shared: dsl.Input[dsl.Dataset], done: List[int]) -> None:  # noqa: UP00
 @dsl.pipeline(name="loop")
 def loop(tasks: int = 1) -> None:
     """A loop over the output of a task, inside a condition, with a pipeline after it."""
-    with dsl.If(tasks > 1):
+    with dsl.If(tasks > 1.5):
         counted = _op(count_up)(to=tasks)
         with dsl.ParallelFor(counted.outputs["Output"]) as number:
             written = _op(write_part)(shared=counted.outputs["out"], number=number)
