@@ -98,7 +98,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         raise_on_error=True,
     )
     kfp_internals.pass_values_as_the_platform_does()
-    kfp_internals.collect_from_empty_loops()
+    kfp_internals.run_loops_as_the_platform_does()
     kfp_internals.accept_mistakes()
     kfp_internals.resolve_imports_in(Path(root).with_name(GCS_DIRECTORY))
     skipped = kfp_internals.SkippedConditions()

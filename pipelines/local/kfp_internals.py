@@ -6,7 +6,9 @@ kfp/local, unless another path is named.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -149,21 +151,46 @@ def pass_values_as_the_platform_does() -> None:
     placeholder_utils.resolve_self_references_in_executor_input = resolve_values
 
 
-def collect_from_empty_loops() -> None:
-    """Makes the outputs of a loop without items empty lists (orchestrator/enhanced_dag_orchestrator.py)."""
-    from kfp.local.orchestrator import enhanced_dag_orchestrator
+def run_loops_as_the_platform_does() -> None:
+    """Makes loops run over any list, with their item in the place of their item alone.
+
+    In orchestrator/, a loop over an output that is not named "Output" fails, its item takes the place of all
+    outputs of other tasks and of outer loops' items, a condition on it sees the whole list, and a loop
+    without items has no outputs.
+    """
+    from kfp.compiler import pipeline_spec_builder
+    from kfp.local.orchestrator import enhanced_dag_orchestrator, orchestrator_utils, task_spec_utils
 
     stock = enhanced_dag_orchestrator._run_parallel_for_task
+    evaluator = enhanced_dag_orchestrator.ConditionEvaluator
+    resolve = evaluator._resolve_pipeline_channel
 
     def run(*, task_name: str, task_spec: Any, components: Any, io_store: Any, **others: Any) -> Any:
         outputs = components[task_spec.component_ref.name].output_definitions
         for name in [*outputs.parameters, *outputs.artifacts]:
             io_store.put_task_output(task_name, name, [])
-        return stock(
-            task_name=task_name, task_spec=task_spec, components=components, io_store=io_store, **others
-        )
+        loop, name = copy.deepcopy(task_spec), task_spec.parameter_iterator.items.input_parameter
+        if name in loop.inputs.parameters:
+            given = orchestrator_utils.OrchestratorUtils.make_task_arguments(loop.inputs, io_store)
+            loop.parameter_iterator.items.raw = json.dumps(given[name])
+        return stock(task_name=task_name, task_spec=loop, components=components, io_store=io_store, **others)
+
+    def iteration(loop: Any, item: Any, _: str) -> Any:
+        made = copy.deepcopy(loop)
+        value = made.inputs.parameters[loop.parameter_iterator.item_input].runtime_value.constant
+        value.CopyFrom(pipeline_spec_builder.to_protobuf_value(item))
+        made.ClearField("parameter_iterator")
+        return made
+
+    def resolve_input(name: str, io_store: Any) -> Any:
+        try:
+            return io_store.get_parent_input(name)
+        except ValueError:
+            return resolve(name, io_store)
 
     enhanced_dag_orchestrator._run_parallel_for_task = run
+    task_spec_utils.create_parameter_loop_iteration_task_spec = iteration
+    evaluator._resolve_pipeline_channel = staticmethod(resolve_input)
 
 
 class _MistakeError(Exception):

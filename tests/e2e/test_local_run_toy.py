@@ -27,7 +27,7 @@ from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
-from tests.helpers.third_party_pipeline import MODEL, third_party, usual, values, write_pipeline
+from tests.helpers.third_party_pipeline import MODEL, loops, third_party, usual, values, write_pipeline
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -178,6 +178,15 @@ def test_values_arrive_as_on_the_platform(tmp_path: Path, runs: Path) -> None:
         [mapping, dict(sorted(nested.items())), [], "3 epochs", 2.0, None, 4]
     )
     assert """args ['--epochs', '3', '--note=3-a "q"', '3'] 2""" in log
+
+
+@pytest.mark.usefixtures("by_themselves")
+def test_a_loop_s_item_takes_no_other_s_place(tmp_path: Path, runs: Path) -> None:
+    path = write_pipeline(loops, tmp_path / "loops.yaml")
+
+    log = (run_pipeline(path, {}, runs_dir=runs, stream=io.StringIO()).directory / "run.log").read_text()
+
+    assert sorted(re.findall("told .*", log)) == ["told 2 a 9", "told 2 b 9", "told 2 c 9"]
 
 
 @pytest.mark.usefixtures("by_themselves")

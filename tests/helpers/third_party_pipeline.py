@@ -4,7 +4,7 @@ KFP looks at annotations themselves, not at their texts.
 """
 
 from pathlib import Path
-from typing import List, Optional  # noqa: UP035
+from typing import List, NamedTuple, Optional  # noqa: UP035
 
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from google_cloud_pipeline_components.v1.bigquery import BigqueryQueryJobOp
@@ -171,6 +171,31 @@ def values(
     CustomTrainingJobOp(display_name="train", worker_pool_specs=[pool])
     with dsl.If(mistake == True):  # noqa: E712
         mistaken().set_retry(2)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def lists() -> NamedTuple("Lists", [("numbers", List[int]), ("rows", list)]):  # type: ignore[valid-type]  # noqa: UP006
+    """Puts out two lists."""
+    return [1, 2], [{"words": ["a"]}, {"words": ["b", "c"]}]  # type: ignore[return-value]
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def tell(number: int, word: str, outer: int) -> None:
+    """Prints what it gets."""
+    print("told", number, word, outer)
+
+
+@dsl.pipeline(name="loops")
+def loops() -> None:
+    """Loops inside loops over outputs of any name, a condition on an item, and an output of before."""
+    made, outer = lists(), same(item=9)
+    with (
+        dsl.ParallelFor(made.outputs["numbers"]) as number,
+        dsl.If(number == 2),
+        dsl.ParallelFor(made.outputs["rows"]) as row,
+        dsl.ParallelFor(row.words) as word,
+    ):
+        tell(number=number, word=word, outer=outer.output)
 
 
 @dsl.component(base_image="python:3.11", packages_to_install=["no-such-package==1", "numpy<1"])
