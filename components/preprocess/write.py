@@ -484,19 +484,12 @@ def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -
         for shard in shards
         if (found := known.get(shard.file))
         and sizes.get(shard.file) == found.marker.shard.bytes
-        and _is_done(shard, found.marker, plan, work)
+        and found.marker.identity == plan.identity(shard)
+        and (found.marker.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, found.marker))
     }
 
 
-def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory) -> bool:
-    if marker.identity != plan.identity(shard) or marker.shard.records != shard.records:
-        return False
-    if marker.labels.keys() != {label.name for label in plan.labels}:
-        return False
-    return marker.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, marker.surveyed)
-
-
-def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
+def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, marker: Marker) -> bool:
     prefixes = [os.fsencode(location.path) for location in plan.places]
     paths = (
         prefixes[location] + (path or key)
@@ -506,7 +499,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
         if location != NO_LOCATION and length <= WHOLE_FILE and not generation
     )
     try:
-        return all(os.stat(path).st_ctime_ns <= since for path in paths)
+        return all(os.stat(path).st_ctime_ns <= marker.surveyed for path in paths)
     except OSError:
         return False
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -108,36 +105,3 @@ def test_a_photo_is_no_further_from_the_reference_than_tensorflow_brings_it(size
     square = decoded.crop((at.left, at.top, at.left + at.width, at.top + at.height))
     reference = square.resize((224, 224), Image.Resampling.LANCZOS)
     assert psnr(stored(data, 224, "crop"), reference) > psnr(served(data, 224, "crop"), reference) - 0.1
-
-
-def test_an_image_is_stored_alike_after_any_other() -> None:
-    photos = [
-        encoded(scene(width, height).convert(mode), "JPEG")
-        for width, height, mode in [(300, 260, "RGB"), (90, 70, "L"), (120, 500, "RGB"), (1003, 751, "L")]
-    ]
-    for mode in MODES:
-        one = Codec(image_size=96, resize_mode=mode, encoding="raw", max_pixels=10**8)
-        for data in (*photos, *reversed(photos)):
-            alone = Codec(image_size=96, resize_mode=mode, encoding="raw", max_pixels=10**8)
-            assert one.store(data, "x") == alone.store(data, "x")
-
-
-FAULTS = """
-import resource, sys
-from shardline.components.preprocess.images.codec import Codec
-data = sys.stdin.buffer.read()
-codec = Codec(image_size=224, resize_mode="crop", encoding="jpeg", max_pixels=10**8)
-codec.store(data, "x")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    codec.store(data, "x")
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
-"""
-
-
-def test_no_fresh_memory_is_asked_for_from_one_photo_to_the_next() -> None:
-    photo = encoded(scene(400, 340), "JPEG")
-    ran = subprocess.run(
-        [sys.executable, "-c", FAULTS], input=photo, capture_output=True, check=True, timeout=60
-    )
-    assert float(ran.stdout) < 20  # pages; an image of this size has 100

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardline.components.preprocess.images.pixels import Converter
-
 #: Shorter side of the smallest image that can be stored, in pixels.
 SMALLEST = 4
 
@@ -69,7 +67,6 @@ class Codec:
     ) -> None:
         self._size, self._mode, self._encoding = image_size, resize_mode, encoding
         self._max_pixels, self._check = max_pixels, check
-        self._converter: Converter | None = None
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
         """Returns an image file as stored; BadRecordError with `name` if it cannot be used."""
@@ -80,11 +77,10 @@ class Codec:
             if header and self._is_kept(encoded, header, name):
                 encoding, height, width, channels, *_, kinds = header
                 return StoredImage(encoded, height, width, channels, encoding, kinds)
-            if self._converter is None:
-                from shardline.components.preprocess.images.pixels import Converter
+            from shardline.components.preprocess.images.pixels import convert
 
-                self._converter = Converter(self._size, self._mode, self._encoding, self._check_size)
-            return StoredImage(*self._converter.convert(encoded, header))
+            found = convert(encoded, header, self._size, self._mode, self._encoding, self._check_size)
+            return StoredImage(*found)
         except UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
 

@@ -35,10 +35,6 @@ AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 # 1.4 are as close to Lanczos as with it, or closer by up to 0.7 dB.
 _LEAST_VARIANCE = 0.16
 
-# Pixels of more bytes get their own memory.
-_KEPT_MEMORY = 1 << 23
-
-
 # Pillow reads more formats, but some start other programs (EPS) and none of the rest is used for photos.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")
 
@@ -52,44 +48,45 @@ _GREY_MODES = frozenset({"1", "L", "LA", *_16_BIT_MODES})
 _ORIENTATION_TAG = 0x0112
 
 
-class Converter:
-    """Decodes images, turns them upright, fits and encodes them as a `Codec` is to store them."""
+def convert(
+    encoded: bytes,
+    header: Header | None,
+    size: int,
+    mode: str,
+    encoding: str,
+    check_size: Callable[[int, int], None],
+) -> tuple[bytes, int, int, int, str, tuple[str, ...]]:
+    """Decodes an image, turns it upright, fits and encodes it as a `Codec` is to store it.
 
-    def __init__(self, size: int, mode: str, encoding: str, check_size: Callable[[int, int], None]) -> None:
-        self._size, self._mode, self._encoding = size, mode, encoding
-        self._check_size = check_size
-        self._memory = Memory()
+    Returns the values of a `StoredImage`; UnreadableError if the image cannot be used.
+    """
 
-    def convert(
-        self, encoded: bytes, header: Header | None
-    ) -> tuple[bytes, int, int, int, str, tuple[str, ...]]:
-        """Returns the values of a `StoredImage`; UnreadableError if the image cannot be used."""
-        jpeg = header is not None and header.encoding == "jpeg"
-        if header and header.plain:  # with the fast decoder, no larger than needed
-            orientation, kinds = header.orientation, ("exif orientation",) * (header.orientation > 1)
-            size = (header.height, header.width)
-            placed = self._place(*(size if orientation < 5 else size[::-1]))
-            reduction = placed.reduction if placed else 1
-            pixels = decode_jpeg(encoded, size, header.channels, reduction, self._memory)
-        else:
-            with opened_picture(encoded, header) as picture:
-                self._check_size(*picture.size)
-                picture.load()
-                placed, kinds, orientation = self._place(*picture.size), picture.kinds, picture.orientation
-                pixels = picture.to_pixels(placed.reduction if placed else 1)
-        pixels = turn_upright(pixels, orientation)
-        encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
-        if placed:
-            pixels = fit(pixels, placed, (self._size, self._size), self._memory)
-        if encoding == "raw" and pixels.shape[2] == 1:
-            kinds += ("grey",)
-            pixels = pixels.repeat(3, axis=2)
-        height, width, channels = pixels.shape
-        data = encode(pixels, encoding, quality=QUALITY if placed or not jpeg else TURNED_QUALITY)
-        return data, height, width, channels, encoding, kinds
+    def place(height: int, width: int) -> Placement | None:
+        return compute_placement(height, width, (size, size), mode) if size else None
 
-    def _place(self, height: int, width: int) -> Placement | None:
-        return compute_placement(height, width, (self._size, self._size), self._mode) if self._size else None
+    jpeg = header is not None and header.encoding == "jpeg"
+    if header and header.plain:  # with the fast decoder, no larger than needed
+        orientation, kinds = header.orientation, ("exif orientation",) * (header.orientation > 1)
+        sides = (header.height, header.width)
+        placed = place(*(sides if orientation < 5 else sides[::-1]))
+        pixels = decode_jpeg(encoded, sides, header.channels, placed.reduction if placed else 1)
+    else:
+        with opened_picture(encoded, header) as picture:
+            check_size(*picture.size)
+            picture.load()
+            placed, kinds, orientation = place(*picture.size), picture.kinds, picture.orientation
+            pixels = picture.to_pixels(placed.reduction if placed else 1)
+    pixels = turn_upright(pixels, orientation)
+    if encoding == "keep":
+        encoding = "jpeg" if jpeg else "png"
+    if placed:
+        pixels = fit(pixels, placed, (size, size))
+    if encoding == "raw" and pixels.shape[2] == 1:
+        kinds += ("grey",)
+        pixels = pixels.repeat(3, axis=2)
+    data = encode(pixels, encoding, quality=QUALITY if placed or not jpeg else TURNED_QUALITY)
+    height, width, channels = pixels.shape
+    return data, height, width, channels, encoding, kinds
 
 
 def check_pixels(encoded: bytes, header: Header) -> None:
@@ -170,38 +167,15 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImag
         Image.MAX_IMAGE_PIXELS = limit
 
 
-class Memory:
-    """Two buffers for the pixels of one image at a time: fresh memory takes a sixth of a photo's time."""
-
-    def __init__(self) -> None:
-        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
-
-    def take(self, number: int, shape: tuple[int, ...]) -> Pixels:
-        """Returns an array in one of the buffers, 0 or 1, whose earlier content is overwritten."""
-        size = math.prod(shape)
-        if size > _KEPT_MEMORY:
-            return np.empty(shape, np.uint8)
-        if size > self._buffers[number].size:
-            self._buffers[number] = np.empty(size, np.uint8)
-        return self._buffers[number][:size].reshape(shape)
-
-
-def decode_jpeg(
-    encoded: bytes, size: tuple[int, int], channels: int, reduction: int, memory: Memory | None = None
-) -> Pixels:
+def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction: int) -> Pixels:
     """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
 
-    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up. The result is in the
-    first buffer of `memory`.
+    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up.
     """
     # The decoder uses the smallest of its sizes that is at least this one; 0 is the full size.
-    least = [-(-side // reduction) for side in size]
-    options: dict[str, Any] = {
-        "colorspace": "RGB" if channels == 3 else "GRAY",
-        "min_height": least[0] if reduction > 1 else 0,
-        "min_width": least[1] if reduction > 1 else 0,
-        "buffer": memory and memory.take(0, (*least, channels)),
-    }
+    height, width = (-(-side // reduction) if reduction > 1 else 0 for side in size)
+    space = "RGB" if channels == 3 else "GRAY"
+    options: dict[str, Any] = {"colorspace": space, "min_height": height, "min_width": width}
     for strict in (True, False):
         try:
             return np.asarray(simplejpeg.decode_jpeg(encoded, strict=strict, **options), np.uint8)
@@ -223,13 +197,13 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memory) -> Pixels:
+def fit(pixels: Pixels, place: Placement, target: tuple[int, int]) -> Pixels:
     """Resizes the placed part of an upright image, with antialiasing, and pads it with black.
 
-    The result is in `memory`, whose first buffer may hold the image, already shrunk by the placement's
-    reduction. The variance of the whole filter is that of the triangle which `tf.image.resize` uses, in a
-    fifth of its time: a box that shrinks by the reduction, a Gaussian for the rest, and bilinear
-    interpolation. (A triangle over r pixels has r**2 / 6, a box (r**2 - 1) / 12.)
+    The image is already shrunk by the placement's reduction. The variance of the whole filter is that of the
+    triangle which `tf.image.resize` uses, in a fifth of its time: a box that shrinks by the reduction, a
+    Gaussian for the rest, and bilinear interpolation. (A triangle over r pixels has r**2 / 6, a box
+    (r**2 - 1) / 12.)
     """
     step = place.reduction
     top, left = place.top // step, place.left // step
@@ -240,17 +214,13 @@ def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memor
         for source, fitted in zip(part.shape, (place.fitted_height, place.fitted_width), strict=False)
     )
     sigma_y, sigma_x = (math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0 for variance in variances)
-    free = 1
     if sigma_x or sigma_y:
         kernel = tuple(2 * math.ceil(2 * sigma) + 1 if sigma >= 0.9 else 3 for sigma in (sigma_x, sigma_y))
-        blurred = cv2.GaussianBlur(
-            part, kernel, max(sigma_x, 0.01), memory.take(1, part.shape), max(sigma_y, 0.01)
-        )
-        part, free = np.asarray(blurred, np.uint8).reshape(part.shape), 0
+        blurred = cv2.GaussianBlur(part, kernel, max(sigma_x, 0.01), sigmaY=max(sigma_y, 0.01))
+        part = np.asarray(blurred, np.uint8).reshape(part.shape)
     size = (place.fitted_height, place.fitted_width)
     if part.shape[:2] != size:
-        buffer = memory.take(free, (*size, part.shape[2]))
-        resized = cv2.resize(part, size[::-1], buffer, interpolation=cv2.INTER_LINEAR)
+        resized = cv2.resize(part, size[::-1], interpolation=cv2.INTER_LINEAR)
         part = np.asarray(resized, np.uint8).reshape(*size, -1)  # OpenCV drops a single channel
     if part.shape[:2] == target:
         return part
