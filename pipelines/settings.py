@@ -12,17 +12,8 @@ from typing import Any
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
+from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform
-from shardline.components.vertex.forms import (
-    IMAGE,
-    KEY,
-    NETWORK,
-    REGION,
-    Form,
-    check_forms,
-    check_labels,
-    other_region,
-)
 from shardline.components.vertex.job import (
     Cluster,
     CustomJobSettings,
@@ -79,7 +70,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; set the container image of all components")
-        check_forms({"image": IMAGE}, vars(self))
+        forms.check_forms({"image": forms.IMAGE}, vars(self))
         if self.deploy and self.model_upload is None:
             raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
@@ -183,18 +174,13 @@ _PLACEHOLDER = re.compile(
     r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
     r"|@(?P<account>my-project)\.iam\b"
 )
-_REGISTRY = Form(
+_REGISTRY = forms.Form(
     r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
     "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
 )
 #: The registry receives this account's token.
-_FORMS = {
-    "registry": _REGISTRY,
-    "location": REGION,
-    "network": NETWORK,
-    "encryption_spec_key_name": KEY,
-    "pipeline_root": Form("gs://[^/]+(/.*)?", "gs://BUCKET/PATH"),
-}
+_FORMS = {"registry": _REGISTRY, "location": forms.REGION, "network": forms.NETWORK}
+_FORMS |= {"encryption_spec_key_name": forms.KEY, "pipeline_root": forms.BUCKET_PATH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +201,8 @@ class Environment:
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        check_forms(_FORMS, vars(self))
-        if self.location and (place := other_region(self.encryption_spec_key_name, self.location)):
+        forms.check_forms(_FORMS, vars(self))
+        if self.location and (place := forms.other_region(self.encryption_spec_key_name, self.location)):
             raise SettingsError(
                 f"encryption_spec_key_name is in {place}, and location is {self.location}; use one there"
             )
@@ -239,8 +225,8 @@ def read_environment(path: Path) -> dict[str, Any]:
     with error_prefix(f"{path}: "):
         check_tables({TABLE: content})
         found = read_fields(Environment, content, f"{TABLE}.", leave_out=("file",), whole=False)
-        check_forms(_FORMS, found)
-        check_labels(found.get("tags", {}))
+        forms.check_forms(_FORMS, found)
+        forms.check_labels(found.get("tags", {}))
         return found
 
 

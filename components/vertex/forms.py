@@ -42,6 +42,7 @@ KEY = Form(
     "projects/P/locations/L/keyRings/RING/cryptoKeys/KEY",
 )
 REGION = Form(r"[a-z]+-[a-z]+\d+", "a region such as europe-west4")
+BUCKET_PATH = Form("gs://[^/]+(/.*)?", "gs://BUCKET/PATH")
 DISPLAY_NAME = Form(r"[^\n]{1,128}", "a text of 1 to 128 characters")
 #: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine fractional
 #: digits, terminated by 's'".

@@ -27,7 +27,8 @@ ANY = "{{$.any}}"
 _PACKAGES = ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types")
 #: What the client takes, by FieldDescriptor.cpp_type; a number of 64 bits may be text in JSON.
 _SCALARS: Mapping[int, tuple[Any, str]] = {
-    **dict.fromkeys((1, 2, 3, 4), (int, "a whole number, without quotes")),
+    **dict.fromkeys((1, 3, 4), (int, "a whole number, without quotes")),
+    2: (int | str, "a whole number"),
     **dict.fromkeys((5, 6), (int | float, "a number, without quotes")),
     7: (int, "true or false, without quotes"),
     9: (str, "a text, in quotes"),
@@ -237,7 +238,7 @@ def _refused_fields(kind: Any, content: Mapping[str, Any], path: str) -> Iterato
 
 
 def _refused(field: Any, value: Any, path: str) -> Iterator[str]:
-    is_unknown = isinstance(value, str) and PLACEHOLDER in value
+    is_unknown = PLACEHOLDER in str(value)
     scalar, what = _SCALARS.get(field.cpp_type, (object, ""))
     if value == ANY:
         return
@@ -249,12 +250,9 @@ def _refused(field: Any, value: Any, path: str) -> Iterator[str]:
             yield from _refused_fields(field.message_type, value, f"{path}.")
         else:
             yield _must(path, "an object", value)
-    elif field.enum_type and isinstance(value, str) and not is_unknown:
-        if value not in field.enum_type.values_by_name:
+    elif field.enum_type and isinstance(value, str):
+        if not is_unknown and value not in field.enum_type.values_by_name:
             yield _must(path, f"a name of the API's {field.enum_type.name}", value)
-    elif isinstance(value, str) and field.type == field.TYPE_INT64:
-        if not is_unknown and whole_number(value) is None:
-            yield _must(path, what, value)
     elif not isinstance(value, scalar):
         yield _must(path, what, value)
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
-from shardline.components.vertex.payload import list_at, mapping_at
+from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.local.job.custom_job import parse_payload, read_request
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
@@ -114,12 +115,11 @@ def _deployment(options: argparse.Namespace) -> None:
 
 def _prediction(options: argparse.Namespace) -> None:
     request = _request(options)
-    table = mapping_at(request, "input_config", "bigquery_source").get("input_uri", "nothing")
-    sources = ", ".join(list_at(request, "input_config", "gcs_source", "uris")) or table
-    results = mapping_at(request, "output_config", "bigquery_destination").get("output_uri", "nowhere")
-    bucket = mapping_at(request, "output_config", "gcs_destination")
-    target = bucket.get("output_uri_prefix", results)
-    _report_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
+    source, target = (
+        ", ".join(re.findall(r'"((?:bq|gs)://[^"]+)"', json.dumps(request.get(f"{name}_config"))))
+        for name in ("input", "output")
+    )
+    _report_only("deploy", f"nothing is predicted; on Vertex AI {source} would be, into {target}")
 
 
 def _email(options: argparse.Namespace) -> None:

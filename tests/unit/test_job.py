@@ -103,7 +103,7 @@ def test_the_executor_input_arrives_intact() -> None:
         (_payload(), "no job_spec with worker_pool_specs"),
         (_payload({"replica_count": 1, "python_package_spec": {"args": []}}), "pool 0 has no container_spec"),
         (_payload(_pool(container={"command": []})), "'toy:1' has no command"),
-        (_payload(_pool(replica_count=1.5)), "replica_count must be a whole number, without quotes, got 1.5"),
+        (_payload(_pool(replica_count=1.5)), "replica_count must be a whole number, got 1.5"),
         (
             _payload(_pool(), scheduling={"timeout": "1h"}),
             r"scheduling\.timeout must be seconds and an 's', .*'1h'",
