@@ -209,8 +209,8 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, pipeli
     """Adds the tasks of a blessed model: it becomes the champion after upload and deployment."""
     machine = settings.register.uncached()
     component = on_machine(settings, machine)
-    arguments = {name: validated.outputs[name] for name in ("exported", "quality")}
-    arguments |= {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
+    arguments = {"exported": validated.outputs["exported"], "gate": gate}
+    arguments |= {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
     registered = component(register)(**arguments)
     if upload := settings.model_upload:
         ready = component(serving_model)(

@@ -31,8 +31,7 @@ from typing import NamedTuple
 from shardline.components.model_store import BLESSING_FILE, Export, T, Verdict, read_part
 from shardline.components.runs.record import on_platform
 from shardline.components.storage.bucket import parse_uri
-from shardline.components.text import quality as describe_quality
-from shardline.components.text import truncate
+from shardline.components.text import quality, truncate
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -442,7 +441,7 @@ def check_judged(exported: Path, champion: str, run: str = "") -> None:
         raise _outdated(verdict, pointer, store, str(exported))
 
 
-def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, run: str = "") -> Version:
+def publish(exported: Path, champion: str | os.PathLike[str], *, run: str = "") -> Version:
     """Makes an exported model the champion, if the champion is still the one that it was judged against.
 
     Publishing again makes a new version, unless `run`, the name of a run, has published this model already.
@@ -455,7 +454,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     store = open_store(champion)
     refuse_other_content(store)
     digest = _digest(exported, run)
-    version = _add(store, exported, verdict, digest, quality=quality, run=run)
+    version = _add(store, exported, verdict, digest, run=run)
     while True:
         pointer, seen = read_pointer(store)
         if run and (name := _with_digest(pointer.known, digest)):
@@ -567,19 +566,9 @@ def _outdated(verdict: Verdict, pointer: Pointer, store: Store, model: str) -> M
 
 
 def _add(
-    store: Store,
-    exported: Path,
-    verdict: Verdict,
-    digest: str,
-    *,
-    quality: str = "",
-    run: str = "",
-    source: str = "",
+    store: Store, exported: Path, verdict: Verdict, digest: str, *, run: str = "", source: str = ""
 ) -> Version:
-    """Copies a validated model, unless an earlier attempt has, and returns the record of the version.
-
-    `quality` "" takes that of the evaluation.
-    """
+    """Copies a validated model, unless an earlier attempt has, and returns the record of the version."""
     export, created = Export.read(exported), datetime.now(UTC)
     empty, seen = read_pointer(store)
     if seen.text is None:  # else a copy that is killed would be a store that has lost it
@@ -589,7 +578,7 @@ def _add(
             return _read_version(store, name)
     version = Version(
         version=f"{created:%Y%m%dT%H%M%S%f}-{digest}",
-        quality=quality or describe_quality(verdict.metrics),
+        quality=quality(verdict.metrics),
         fingerprint=export.fingerprint,
         created=created.isoformat(timespec="seconds"),
         run=run,

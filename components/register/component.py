@@ -24,7 +24,6 @@ LOCATION = "{{$.pipeline_google_cloud_location}}"
 
 def register(
     exported: dsl.Input[dsl.Model],
-    quality: str,
     gate: dict,  # type: ignore[type-arg]  # KFP reads it
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> None:
@@ -32,7 +31,6 @@ def register(
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
-        quality: Quality on the test split, as text: "accuracy 0.9812".
         gate: Where it is published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
     """
@@ -45,13 +43,12 @@ def register(
 
     with exit_on_error("register"):
         champion_uri = read(GateSettings, gate, "gate").champion_uri
-        register_model(Path(exported.path), quality, champion_uri, job_name)
+        register_model(Path(exported.path), champion_uri, job_name)
 
 
 def serving_model(
     exported: dsl.Input[dsl.Model],
     serving: dsl.Output[UnmanagedContainerModel],
-    quality: str,
     image_uri: str,
     gate: dict,  # type: ignore[type-arg]
     job_name: str = "",
@@ -67,7 +64,6 @@ def serving_model(
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
-        quality: Quality on the test split, as text: "accuracy 0.9812".
         image_uri: Image of TensorFlow Serving.
         gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
@@ -91,7 +87,7 @@ def serving_model(
         registration.check_replaceable(pipeline, parent_model, endpoint)
         registration.copy_saved_model(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = registration.container_spec(image_uri)
-        return registration.describe_model(Path(exported.path), quality)
+        return registration.describe_model(Path(exported.path))
 
 
 def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, pipeline: str) -> dsl.PipelineTask:

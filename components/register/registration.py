@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardline.components.model_store import SAVED_MODEL, Export, champions
+from shardline.components.model_store import BLESSING_FILE, SAVED_MODEL, Export, Verdict, champions, read_part
 from shardline.components.runs.record import on_platform
+from shardline.components.text import quality
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -77,7 +78,7 @@ class ModelUpload:
         forms.check_labels(self.tags)
 
 
-def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
+def register_model(exported: Path, champion_uri: str, run: str = "") -> None:
     """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
 
     Repeated in the same `run`, it publishes once. Raises ModelError as `champions.publish` does, and
@@ -88,7 +89,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
         return
     champions.refuse_container_path("champion_uri", champion_uri)
     try:
-        published = champions.publish(exported, champion_uri, quality=quality, run=run)
+        published = champions.publish(exported, champion_uri, run=run)
     except ModelError as error:
         raise ModelError(f"{error}; if this run deployed it, the endpoint serves it") from error
     present, *before = champions.require_current(champion_uri)[0].champions
@@ -169,11 +170,12 @@ def container_spec(image_uri: str) -> dict[str, Any]:
     }
 
 
-def describe_model(exported: Path, quality: str) -> str:
+def describe_model(exported: Path) -> str:
     """Returns a line that describes an exported model in the registry.
 
     It is escaped as in JSON: the launcher's payload pastes it between quotes.
     """
     export = Export.read(exported)
-    text = f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
+    reached = quality(read_part(exported, BLESSING_FILE, Verdict).metrics)
+    text = f"{reached}, {export.parameters:,} parameters, dataset {export.fingerprint}"
     return json.dumps(text)[1:-1]

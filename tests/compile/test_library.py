@@ -70,7 +70,7 @@ def test_constants_and_parameters_arrive_as_what_they_are(tmp_path: Path) -> Non
             dataset=dataset, training=run["training"], base_output_directory=tried.outputs["Output"]
         )
         judged = export_validate(dataset=dataset, model=trained.outputs["model"], gate=run["gate"]).outputs
-        register(exported=judged["exported"], quality=judged["quality"], gate=run["gate"])
+        register(exported=judged["exported"], gate=run["gate"])
 
     tasks = compiled(pipeline, tmp_path)["root"]["dag"]["tasks"]
     given = tasks["configure"]["inputs"]["parameters"]

@@ -148,7 +148,7 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
     assert listed["champion"] == first.version
     assert [item["run"] for item in listed["versions"]] == ["tuesday", "monday"]
     assert all(item["by"].count("@") == 1 for item in listed["versions"])
-    assert listed["versions"][1]["metrics"] == METRICS
+    assert listed["versions"][1]["metrics"] == {**METRICS, "accuracy": 0.97}
     assert (listed["champions"], listed["rolled_back"]) == ([first.version], [second.version])
     assert [line[0] for line in lines] == [" ", " ", "*"]
     assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
@@ -156,7 +156,7 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
     shown = answer("show", store_uri, second.version)
     assert (shown["version"], shown["run"]) == (second.version, "tuesday")
     lines = invoke("show", store_uri).output.splitlines()
-    assert {"metrics     accuracy 0.9, log_loss 0.25", "replaced    nothing"} <= set(lines)
+    assert {"metrics     accuracy 0.97, log_loss 0.25", "replaced    nothing"} <= set(lines)
     assert f"path        {open_store(store_uri).location(first.path)}" in lines
 
 
@@ -212,7 +212,7 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_p
     late = judge_again(write_export(tmp_path / "late"), store_uri)
     first = publish_next(write_export(tmp_path / "first"), store_uri)
     with pytest.raises(ModelError, match="since; validate it again"):
-        champions.publish(late, store_uri, quality="accuracy 0.5000", run="late")
+        champions.publish(late, store_uri, run="late")
     (never,) = (item for item in all_versions(store_uri) if item.run == "late")
 
     lines = invoke("show", store_uri, never.version).output.splitlines()
@@ -264,7 +264,7 @@ def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names,
     for refused in (
         lambda: champions.require_store(store_uri),
         lambda: champions.check_champion(store_uri),
-        lambda: champions.publish(exported, store_uri, quality="0.9"),
+        lambda: champions.publish(exported, store_uri),
         lambda: champions.promote(store_uri, f"{exported}/"),
     ):
         with pytest.raises(SettingsError) as caught:

@@ -73,7 +73,7 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
     assert len(card.to_html()) + len(make_report(evaluation, blessing=blessing)) < 1e6
     assert measure_metadata(evaluation) < MOST
 
-    published = champions.publish(exported, store, quality="")
+    published = champions.publish(exported, store)
     assert published.metrics == evaluation.metrics
     assert Measured.of_champion(str(store)).leads == evaluation.leads
 

@@ -36,7 +36,7 @@ from shardline.trainer.base.errors import ModelError, PlatformError, RunError, S
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
 
-NEXT = {"quality": "accuracy 0.9900", "run": "next"}
+NEXT = {"run": "next"}
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -65,10 +65,10 @@ def whole(store_uri: str, version: champions.Version, exported: Path) -> bool:
 def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri: str, tmp_path: Path) -> None:
     first = publish_next(write_export(tmp_path / "first"), store_uri)
     late, fast = (judge_again(write_export(tmp_path / name), store_uri) for name in ("late", "fast"))
-    second = publish(fast, store_uri, quality="accuracy 0.9800")
+    second = publish(fast, store_uri)
 
     with pytest.raises(ModelError, match=f"judged against {first.version}, the champion is {second.version}"):
-        publish(late, store_uri, quality="accuracy 0.9900", run="late")
+        publish(late, store_uri, run="late")
 
     assert current(store_uri) == second
     (kept,) = (item for item in versions(store_uri) if item.run == "late")
@@ -81,7 +81,7 @@ def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri:
 def test_the_loser_is_refused_before_it_is_served(store_uri: str, tmp_path: Path) -> None:
     late, fast = (judge_again(write_export(tmp_path / name), store_uri) for name in ("late", "fast"))
     champions.check_judged(late, store_uri, "late")
-    publish(fast, store_uri, quality="accuracy 0.9800", run="fast")
+    publish(fast, store_uri, run="fast")
 
     with pytest.raises(ModelError, match=f"judged against no champion, .* promote {store_uri} {late}"):
         champions.check_judged(late, store_uri, "late")
@@ -122,7 +122,7 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
     second = publish_next(write_export(tmp_path / "second"), store_uri, run="today")
     rollback(store_uri)
 
-    assert publish(tmp_path / "second", store_uri, quality="accuracy 0.9700", run="today") == second
+    assert publish(tmp_path / "second", store_uri, run="today") == second
     assert current(store_uri) == first
     assert champions.published_by(tmp_path / "second", store_uri, "today") == second.version
     assert champions.published_by(tmp_path / "second", store_uri, "tomorrow") == ""
@@ -351,12 +351,12 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
             judge_again(exported, store_uri)
             cut = asked + step
             with contextlib.suppress(PlatformError):
-                publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
+                publish(exported, store_uri, run=f"run-{step}")
             was_cut, cut = asked >= cut, sys.maxsize
             found = current(store_uri)
             assert found is not None
             outcomes.add(found != before)
-            done = publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
+            done = publish(exported, store_uri, run=f"run-{step}")
             assert (current(store_uri), chain(store_uri)[1]) == (done, before.version)
             assert whole(store_uri, done, exported)
             if not was_cut:

@@ -29,7 +29,7 @@ def test_on_the_platform_nothing_is_published_in_a_container(exported, champion,
     monkeypatch.delenv(record.RUN_VARIABLE, raising=False)
 
     with pytest.raises(SettingsError, match="thrown away with it; give champion_uri=gs://BUCKET/PATH"):
-        register_model(exported, 0.9, str(champion))
+        register_model(exported, str(champion))
 
     assert not champion.exists()
 
@@ -39,7 +39,7 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     )
-    published = publish(exported, champion, quality="accuracy 0.9700")
+    published = publish(exported, champion)
 
     version = champion / published.path
     copied = [path for path in version.rglob("*") if path.name != "version.json"]
@@ -54,7 +54,7 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):
     script = (
         "import pathlib, sys; from shardline.components.register.registration import register_model; "
-        "register_model(pathlib.Path(sys.argv[1]), 'accuracy 0.97', sys.argv[2]); "
+        "register_model(pathlib.Path(sys.argv[1]), sys.argv[2]); "
         "print([name for name in ('tensorflow', 'keras', 'kfp', 'google.auth') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script, str(exported), str(champion)]
@@ -68,7 +68,7 @@ def test_an_unfinished_validation_is_not_published(missing, exported, champion):
     (exported / missing).unlink()
 
     with pytest.raises(ModelError, match=f"no {missing} in .*: validation did not finish"):
-        publish(exported, champion, quality="accuracy 0.9700")
+        publish(exported, champion)
     assert not champion.exists()
 
 
@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(exported, tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(SettingsError, match=r"cannot write to .*; choose another champion_uri"):
-        publish(exported, tmp_path / "file" / "champion", quality="accuracy 0.9700")
+        publish(exported, tmp_path / "file" / "champion")
 
 
 def test_a_bucket_without_a_client_is_reached_through_its_mount_or_not_at_all():
@@ -86,10 +86,10 @@ def test_a_bucket_without_a_client_is_reached_through_its_mount_or_not_at_all():
 
 def test_the_component_publishes(exported, champion, events):
     run = {"exported": dsl.Model(uri=str(exported)), "gate": {"champion_uri": str(champion)}}
-    register(quality="accuracy 0.9700", **run)
+    register(**run)
     first = current(champion)
     judge_again(exported, champion)
-    register(quality="accuracy 0.9800", **run)
+    register(**run)
     second = current(champion)
 
     facts = [(event.topic, event.value) for event in events if event.kind == "fact"]
@@ -101,7 +101,7 @@ def test_the_component_publishes(exported, champion, events):
 def test_without_a_place_nothing_is_published(exported, tmp_path, events):
     before = sorted(tmp_path.rglob("*"))
 
-    register(exported=dsl.Model(uri=str(exported)), quality="accuracy 0.9700", gate={"champion_uri": ""})
+    register(exported=dsl.Model(uri=str(exported)), gate={"champion_uri": ""})
 
     assert [event.text for event in events] == ["champion_uri is empty: the blessed model is not published"]
     assert sorted(tmp_path.rglob("*")) == before
@@ -111,9 +111,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
     weak = write_export(tmp_path / "weak", blessed=False)
 
     with pytest.raises(SystemExit) as ended:
-        register(
-            exported=dsl.Model(uri=str(weak)), quality="accuracy 0.9000", gate={"champion_uri": str(champion)}
-        )
+        register(exported=dsl.Model(uri=str(weak)), gate={"champion_uri": str(champion)})
 
     assert ended.value.code == 2
     (event,) = events
@@ -123,7 +121,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
 
 
 def test_a_model_that_lost_the_race_may_be_served(exported, champion, tmp_path):
-    publish(write_export(tmp_path / "other"), champion, quality="accuracy 0.9000")
+    publish(write_export(tmp_path / "other"), champion)
 
     with pytest.raises(ModelError, match=r"; if this run deployed it, the endpoint serves it$"):
-        register_model(exported, 0.97, str(champion))
+        register_model(exported, str(champion))

@@ -272,7 +272,7 @@ def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(m
         model = learn_by_heart(dataset, tmp_path / f"{name}-model")
         out = tmp_path / f"{name}-out"
         done = validation.validate(model, dataset, out, gate=Gate(()), champion_uri=str(store))
-        publish_model(out, store, quality="accuracy 0.5000")
+        publish_model(out, store)
         warnings.append(done.blessing.warnings)
 
     found = json.loads((out / "evaluation.json").read_text())

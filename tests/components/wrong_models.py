@@ -201,7 +201,7 @@ def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
     for data, model in champions.items():
         (work / "champions" / data).mkdir(parents=True)
         validate(save(model, work), datasets[data], exported := work / f"champion of {data}", gate=Gate())
-        publish(exported, work / "champions" / data, quality="accuracy 0.9000")
+        publish(exported, work / "champions" / data)
     for index, case in enumerate(CASES):
         data, gate = datasets[case.data], Gate().with_rules(case.rules)
         store = work / "champions" / (case.data if case.data in champions else "digits")

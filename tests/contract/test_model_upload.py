@@ -37,7 +37,7 @@ def export(exported: dsl.Output[dsl.Model]) -> None:
 
     from tests.helpers.exports import write_export
 
-    write_export(Path(exported.path))
+    write_export(Path(exported.path), **{'"5".accuracy': 0.9712})
 
 
 @dsl.component(base_image="image:1", install_kfp_package=False)
@@ -71,9 +71,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
     @dsl.pipeline(name="upload")
     def pipeline(result: str) -> None:
         exported = export().outputs["exported"]
-        ready = serving_model_op(
-            exported=exported, quality='accuracy of "5" 0.9712', image_uri=upload.serving_image_uri, gate={}
-        )
+        ready = serving_model_op(exported=exported, image_uri=upload.serving_image_uri, gate={})
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(upload, stored, pipeline="retrain")
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
@@ -93,7 +91,7 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     assert list(vertex.services.models) == [OLD]
     _, model = vertex.services.models[OLD]
     assert model.display_name == UPLOAD.display_name
-    assert model.description == 'accuracy of "5" 0.9712, 0 parameters, dataset sha256:abc'
+    assert model.description == '"5".accuracy 0.9712, 0 parameters, dataset sha256:abc'
     assert {PIPELINE_LABEL: "retrain", "team": "vision"}.items() <= dict(model.labels).items()
     assert model.artifact_uri.startswith(f"gs://{BUCKET}/")
     seen = json.loads((tmp_path / "result.json").read_text())

@@ -14,7 +14,12 @@ METRICS = {"accuracy": 0.9, "log_loss": 0.25}
 
 
 def write_export(
-    directory: Path, *, blessed: bool = True, weights: bytes = b"weights", judged_against: str = ""
+    directory: Path,
+    *,
+    blessed: bool = True,
+    weights: bytes = b"weights",
+    judged_against: str = "",
+    **metrics: float,
 ) -> Path:
     """Writes a validated model as validation leaves it, without a real one in it."""
     saved_model = directory / model_store.SAVED_MODEL
@@ -23,7 +28,7 @@ def write_export(
     (saved_model / "variables" / "variables.index").write_bytes(weights)
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
     verdict = {"blessed": blessed, "reason": "accuracy 0.9 is below 0.95", "champion": judged_against}
-    (directory / model_store.BLESSING_FILE).write_text(json.dumps({**verdict, "metrics": METRICS}))
+    (directory / model_store.BLESSING_FILE).write_text(json.dumps({**verdict, "metrics": metrics or METRICS}))
     return directory
 
 
@@ -46,18 +51,18 @@ def export_small_model(directory: Path) -> Path:
     return out
 
 
-def judge_again(exported: Path, champion: Path | str) -> Path:
-    """Evaluates a validated model against the present champion."""
+def judge_again(exported: Path, champion: Path | str, **metrics: float) -> Path:
+    """Evaluates a validated model against the present champion, with some metrics."""
     blessing = exported / model_store.BLESSING_FILE
     present = current(champion)
     verdict = {**json.loads(blessing.read_text()), "champion": present.version if present else ""}
-    blessing.write_text(json.dumps(verdict))
+    blessing.write_text(json.dumps({**verdict, "metrics": {**verdict["metrics"], **metrics}}))
     return exported
 
 
-def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97, run: str = "") -> Version:
+def publish_next(exported: Path, champion: Path | str, *, run: str = "", **metrics: float) -> Version:
     """Publishes a validated model that was evaluated against the present champion."""
-    return publish(judge_again(exported, champion), champion, quality=f"accuracy {accuracy:.4f}", run=run)
+    return publish(judge_again(exported, champion, **metrics), champion, run=run)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -72,8 +72,8 @@ def test_a_place_that_cannot_be_written_to_is_said(tmp_path):
 
 
 def test_the_description_says_what_was_measured_and_can_be_pasted_into_json(tmp_path):
-    exported = write_export(tmp_path / "exported")
+    exported = write_export(tmp_path / "exported", **{'"\\☃".accuracy': 0.97})
     (exported / "export.json").write_text('{"fingerprint": "sha256:abc", "parameters": 12345}')
 
-    description = describe_model(exported, 'recall of "\\☃" 0.97')
-    assert json.loads(f'"{description}"') == 'recall of "\\☃" 0.97, 12,345 parameters, dataset sha256:abc'
+    description = describe_model(exported)
+    assert json.loads(f'"{description}"') == '"\\☃".accuracy 0.9700, 12,345 parameters, dataset sha256:abc'

@@ -184,7 +184,7 @@ def test_plan_reads_the_disagreement_of_a_champion(
         if place == "bucket":
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
             store = "gs://bucket/champions"
-        publish(exported, store, quality="")
+        publish(exported, store)
 
         shown = plan("--champion", store)
 

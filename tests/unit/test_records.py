@@ -121,7 +121,7 @@ def publish(directory: Path, content: Any) -> Any:
     if not exported.exists():
         write_export(exported)
     write(exported / "blessing.json", content)
-    return champions.publish(exported, directory / "champion", quality="accuracy 0.9000")
+    return champions.publish(exported, directory / "champion")
 
 
 def read_history(directory: Path, content: Any) -> Any:
