@@ -60,7 +60,6 @@ class ImageReader:
         self._spool = spool
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
-        self._prefixes: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -97,10 +96,7 @@ class ImageReader:
     def read(self, location: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
         """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
         if length <= WHOLE_FILE:
-            prefix = self._prefixes.get(location)
-            if prefix is None:
-                prefix = self._prefixes[location] = os.fsencode(self._locations[location].path)
-            file = prefix + (path or key)
+            file = os.fsencode(self._locations[location].path) + (path or key)
             if file.startswith(b"gs://"):
                 return read_remote(os.fsdecode(file), key_text(key), ~length, offset)
             return self._read_file(file, key)
@@ -181,8 +177,6 @@ class ImageLocator:
         self._spool_path = spool
         self._spool: Any = None
         self._kept, self._end = b"", 0
-        self._prefix, self._prefix_location = "", -1
-        self._file, self._file_location = "", -1
         self._reader = ImageReader(self.locations, spool, sys.maxsize)
 
     def close(self) -> None:
@@ -198,9 +192,7 @@ class ImageLocator:
             file, offset, length = image
             if length <= WHOLE_FILE:
                 return self._whole_file(file, name, offset, length)
-            if file != self._file:
-                self._file, self._file_location = file, self._number("file", file)
-            return self._file_location, offset, length, b"", 0
+            return self._number("file", file), offset, length, b"", 0
         if isinstance(image, bytes | bytearray | memoryview):
             return self._keep(bytes(image))
         if image is None:
@@ -225,11 +217,9 @@ class ImageLocator:
     def _whole_file(
         self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE
     ) -> ImagePosition:
-        # Nearly always a path is a directory and the key, and the directory is that of the previous example.
+        # Nearly always a path is a directory and the key.
         prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
-        if prefix != self._prefix or self._prefix_location < 0:
-            self._prefix, self._prefix_location = prefix, self._number("directory", prefix)
-        return self._prefix_location, generation, length, rest, 0
+        return self._number("directory", prefix), generation, length, rest, 0
 
     def _keep(self, data: bytes) -> ImagePosition:
         if self._spool is None:
