@@ -180,7 +180,7 @@ def _store_image(encoded: bytes) -> Any:
     stored = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**6).store(encoded, "x")
     with Image.open(io.BytesIO(stored.data)) as image:
         image.load()
-    return stored.kind
+    return stored
 
 
 def _read_manifest(path: Path) -> Any:
