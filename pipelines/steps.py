@@ -198,7 +198,7 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
             gate=gate,
             job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         )
-        with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
+        with dsl.If(validated.outputs["Output"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             _register(settings, validated, gate, name)
         return validated.outputs["exported"]
 

@@ -59,8 +59,9 @@ def blessing(directory: Path) -> bool | None:
     verdict: bool | None = None
     for task in _outputs(directory):
         name = "still_blessed" if task.parameters.get("changed") is False else "blessed"
-        if name in task.parameters:
-            verdict = task.parameters[name] is True
+        outputs = {**task.artifacts.get("exported", {}), **task.parameters}
+        if name in outputs:
+            verdict = outputs[name] is True
     return verdict
 
 

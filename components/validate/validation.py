@@ -204,8 +204,8 @@ def validate_artifacts(
     sliced: Any,
     report: Any,
     run: str = "",
-) -> tuple[bool, str]:
-    """Validates the artifacts of `component.export_validate`, and returns what it returns; imports no kfp.
+) -> bool:
+    """Validates the artifacts of `component.export_validate`; returns whether the model is blessed.
 
     The confusion matrix is written if it fits into a task's metadata, and for two classes the ROC curve of
     the second. Raises ShardlineError as `validate` does.
@@ -231,7 +231,7 @@ def validate_artifacts(
     _log_metrics(evaluation, metrics, confusion, sliced)
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
-    return blessed, evaluation.quality
+    return blessed
 
 
 def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:

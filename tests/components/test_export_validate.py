@@ -551,11 +551,11 @@ def artifacts(dataset, model_directory, out):
 
 
 def test_the_component_fills_its_artifacts(weak):
-    (blessed, quality), task, tmp_path = weak
+    blessed, task, tmp_path = weak
 
     assert blessed is False
     accuracy = task["metrics"].metadata["accuracy"]
-    assert quality == f"accuracy {accuracy:.4f}"
+    assert task["exported"].metadata["quality"] == f"accuracy {accuracy:.4f}"
     assert task["metrics"].metadata["examples"] == TEST_RECORDS
     slices = task["sliced"].metadata["evaluationSlices"]
     assert sorted(one["slice"] for one in slices) == sorted(f"class={name}" for name in CLASS_NAMES)
