@@ -105,6 +105,10 @@ def test_the_executor_input_arrives_intact() -> None:
         (_payload(_pool(container={"command": []})), "'toy:1' has no command"),
         (_payload(_pool(replica_count=1.5)), "replica_count must be a whole number, got 1.5"),
         (
+            _payload(_pool(), _pool(replica_count=True)),
+            "pool 1: replica_count must be a whole number, not True",
+        ),
+        (
             _payload(_pool(), scheduling={"timeout": "1h"}),
             r"scheduling\.timeout must be seconds and an 's', .*'1h'",
         ),

@@ -141,7 +141,9 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
 
 def _read_pool(index: int, spec: Any) -> PoolSpec:
     # The launcher drops zeros from the payload; the API reads a missing number as zero.
-    count = whole_number(mapping_at(spec).get("replica_count", 0))
+    value = mapping_at(spec).get("replica_count", 0)
+    if (count := whole_number(value)) is None:  # the client takes true for 1
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {value!r}")
     pool = PoolSpec({**spec, "replica_count": count})
     # A Reduction Server speeds up nothing on one machine.
     if not count or pool.is_reduction_server:
