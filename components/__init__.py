@@ -3,7 +3,7 @@
 This package has those of our pipelines, for pipelines of your own. They are created on first access:
 importing `shardline.components` does not load Kubeflow Pipelines.
 
-    from shardline.components import configure, export_validate, preprocess, register, train
+    from shardline.components import export_validate, preprocess, register, train
 
 Some have the names of the packages that implement them. `from shardline.components import train` returns the
 component; the packages are still imported by their full names, but not with `import ... as`, which reads
@@ -15,48 +15,71 @@ Its folders may import `shardline.trainer`, KFP and GCPC; they know no schedules
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.base.plugins import installed_version
 
 if TYPE_CHECKING:
-    from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
+    from shardline.components.vertex.job import Cluster as Cluster
+    from shardline.components.vertex.job import CustomJobSettings as CustomJobSettings
+    from shardline.components.vertex.job import WorkerPool as WorkerPool
 
-    configure: Callable[..., Any]
-    export_validate: Callable[..., Any]
-    preprocess: Callable[..., Any]
-    register: Callable[..., Any]
-    rehearse: Callable[..., Any]
-    train: Callable[..., Any]
+    best_trial: Any
+    conclude: Any
+    detect_changes: Any
+    export_validate: Any
+    finish_dataset: Any
+    plan_shards: Any
+    plan_study: Any
+    preprocess: Any
+    record_run: Any
+    register: Any
+    rehearse: Any
+    serving_model: Any
+    train: Any
+    write_shards: Any
 
-__all__ = [
-    "Cluster",
-    "CustomJobSettings",
-    "WorkerPool",
-    "configure",
-    "export_validate",
-    "preprocess",
-    "register",
-    "rehearse",
-    "train",
-    "with_image",
-]
+#: The components, by the folders of their functions.
+_COMPONENTS = {
+    "changes": ("detect_changes", "record_run"),
+    "preprocess": ("preprocess", "plan_shards", "write_shards", "finish_dataset"),
+    "rehearse": ("rehearse",),
+    "train": ("train",),
+    "tune": ("plan_study", "best_trial"),
+    "validate": ("export_validate",),
+    "register": ("register", "serving_model"),
+    "conclude": ("conclude",),
+}
+_FOLDERS = {name: folder for folder, names in _COMPONENTS.items() for name in names}
+_MACHINES = ("Cluster", "CustomJobSettings", "WorkerPool")
+
+__all__ = [*_FOLDERS, *_MACHINES, "with_image"]
 
 
-@dataclass(frozen=True)
 class Components:
-    """The components in one image, to be called in a pipeline; `train` makes the task of a CustomJob."""
+    """The components in a container image, as attributes; each is a component of KFP, made when it is used.
 
-    configure: Callable[..., Any]
-    preprocess: Callable[..., Any]
-    rehearse: Callable[..., Any]
-    train: Callable[..., Any]
-    export_validate: Callable[..., Any]
-    register: Callable[..., Any]
+    With a `job`, `train` is a function that makes the task of a CustomJob, which runs it on every replica.
+    """
+
+    def __init__(self, image: str, job: CustomJobSettings | None = None) -> None:
+        self._image, self._job = image, job
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FOLDERS:
+            raise AttributeError(f"there is no component {name!r}; there are {', '.join(_FOLDERS)}")
+        from kfp import dsl
+
+        module = importlib.import_module(f"shardline.components.{_FOLDERS[name]}.component")
+        # The image has KFP: its tasks install nothing.
+        component = dsl.component(getattr(module, name), base_image=self._image, install_kfp_package=False)
+        if name == "train" and self._job:
+            component = module.custom_job(component, self._job)
+        setattr(self, name, component)
+        return component
 
 
 def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
@@ -64,28 +87,9 @@ def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
 
     Args:
         image: Name of the image. A run on this machine needs none.
-        job: Machines and scheduling of the training; None for one n1-standard-8.
+        job: Machines and scheduling of the training; None trains in the task itself, on one machine.
     """
-    from kfp import dsl
-
-    from shardline.components.configure.component import configure
-    from shardline.components.preprocess.component import preprocess
-    from shardline.components.register.component import register
-    from shardline.components.rehearse.component import rehearse
-    from shardline.components.train.component import custom_job, train
-    from shardline.components.validate.component import export_validate
-    from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
-
-    component = functools.partial(dsl.component, base_image=image, install_kfp_package=False)
-    job = job or CustomJobSettings(cluster=Cluster.of(WorkerPool(machine_type="n1-standard-8")))
-    return Components(
-        configure=component(configure),
-        preprocess=component(preprocess),
-        rehearse=component(rehearse),
-        train=custom_job(component(train), job),
-        export_validate=component(export_validate),
-        register=component(register),
-    )
+    return Components(image, job)
 
 
 @functools.cache
@@ -95,16 +99,13 @@ def default() -> Components:
     return with_image(f"shardline:{version}" if version else "shardline")
 
 
-_NAMES = tuple(field.name for field in fields(Components))
-
-
 class _Package(ModuleType):
     """The package, whose public names hide the subpackages that the import system sets as attributes."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _NAMES:
+        if name in _FOLDERS:
             return getattr(default(), name)
-        if name in ("Cluster", "CustomJobSettings", "WorkerPool"):
+        if name in _MACHINES:
             from shardline.components.vertex import job
 
             return getattr(job, name)

@@ -9,24 +9,27 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardline.components.changes.detection import read_settings
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.runs.directory import local_runs
 from shardline.components.runs.record import SUCCEEDED, RunRecord
 from shardline.components.text import quality, truncate
-from shardline.components.train.settings import TrainingSettings
+from shardline.components.train.settings import OPTIONS, TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.pipelines.spec import OWN_PIPELINES, RETRAIN, TUNE, all_tasks, declared_parameters, defaults
+from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_parameters, defaults
 from shardline.pipelines.tables import error_prefix, read_toml
 from shardline.trainer.base import files, plugins
-from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
+from shardline.trainer.base.deserialize import did_you_mean, field_types
 from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError, page
+from shardline.trainer.base.settings import TrainSettings
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53
@@ -62,6 +65,37 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
         yield f"{name} is a date or time, {value}; put it in quotes to pass it on as text"
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{name} must be finite, got {value}"
+
+
+#: Parameters of our pipelines that hold further fields of a dataclass, and those fields.
+_OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
+    "data_options": (PreprocessSettings, field_types(PreprocessSettings)),
+    "train_options": (TrainSettings, OPTIONS),
+    "gate_options": (GateSettings, field_types(GateSettings)),
+}
+#: Types of the fields, as those of parameters.
+_KINDS = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", tuple: "LIST"}
+
+
+def fold_options(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts a value whose name is an option, encoding=jpeg, into the parameter that holds it, data_options.
+
+    For our own pipelines; the values are as for `check_parameters`, which reports all other unknown names.
+    Raises PipelineError when an option is of another type.
+    """
+    known, folded = declared_parameters(spec), dict(given)
+    if spec["pipelineInfo"]["name"] not in OWN_PIPELINES:
+        return folded
+    for parameter, (kind, names) in _OPTIONS.items():
+        options = {}
+        for name in [name for name in given if name in names and name not in known]:
+            hint = field_types(kind)[name]
+            declaration = {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
+            options[name] = convert(name, folded.pop(name), declaration)
+        if options and parameter in known:
+            before = folded.get(parameter, known[parameter].get("defaultValue", {}))
+            folded[parameter] = {**convert(parameter, before, known[parameter]), **options}
+    return folded
 
 
 def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,14 +215,6 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
     return _TYPES[kind][1] if kind in _TYPES else kind
 
 
-#: Parameters that pipelines of these names must have.
-_RETRAINED = ("source", "model", "preprocess_processes")
-_REQUIRED = {
-    RETRAIN: _RETRAINED,
-    TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
-}
-
-
 def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
     """Checks the values of all parameters of one of `OWN_PIPELINES`.
 
@@ -200,18 +226,10 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
         SettingsError: When a value is out of range, or the study is wrong.
         SourceError, ModelError: When there is no such source or model.
     """
-    if absent := [parameter for parameter in _REQUIRED[name] if parameter not in parameters]:
-        raise PipelineError(
-            f"the pipeline is named {name}, as Shardline's is, and has no parameter {', '.join(absent)}; "
-            "compile it with this release, or rename it"
-        )
-    values = {**parameters, "processes": parameters["preprocess_processes"]}
-    data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
-    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
-    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    data, training, gate = _settings(parameters)
     if known := data.known_labels:
         gate.gate.for_labels(known)
-    function = plugins.import_string(training.model)
+    function = plugins.import_string(training.model_function)
     if here:
         if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
@@ -234,7 +252,17 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
             if parameters[count] < 0:
                 raise SettingsError(f"{count} must not be negative, got {parameters[count]}")
         study = read_study(parse_study(parameters["study"]), max_trial_count=parameters["max_trial_count"])
-        check_tuned(study.types, parameters["train_options"])
+        check_tuned(study.types, training.options)
+
+
+def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:
+    try:
+        return read_settings({**parameters, "model_function": parameters["model"]})
+    except KeyError as missing:
+        raise PipelineError(
+            f"the pipeline is named as Shardline's is, and has no parameter {missing.args[0]}; compile it "
+            "with this release, or rename it"
+        ) from None
 
 
 def rehearsal_arguments(
@@ -252,9 +280,7 @@ def rehearsal_arguments(
     ]
     if not inputs:
         raise PipelineError("the pipeline has no task 'rehearse'; compile it with this release")
-    values = defaults(spec) | check_parameters(spec, parameters)
-    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
-    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    _, training, gate = _settings(defaults(spec) | check_parameters(spec, fold_options(spec, parameters)))
     names = ("readers", "parameter_servers")
     readers, servers = (int(inputs[0][name]["runtimeValue"]["constant"]) for name in names)
     return training, gate, readers, servers

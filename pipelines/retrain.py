@@ -1,85 +1,109 @@
 """The retraining pipeline."""
 
-from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
 
-from shardline.components.configure.component import record_run
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import RETRAIN
-from shardline.pipelines.steps import (
-    configure_task,
-    exit_task,
-    make_pipeline,
-    on_machine,
-    preprocess_tasks,
-    rehearse_task,
-    run_arguments,
-)
+from shardline.pipelines.tasks import Tasks
 
 
 def retrain_pipeline(settings: Settings) -> Any:
     """Returns the pipeline for one environment, as `dsl.pipeline` returns it."""
-    description = "From raw data to a registered model, if it is good enough."
-    return make_pipeline(RETRAIN, description, retrain, settings)
+    task = Tasks(settings, RETRAIN)
 
+    # A pipeline of its own, so that a task can follow it, whether the model is blessed or not.
+    @dsl.pipeline(name="publish")
+    def publish(exported: dsl.Input[dsl.Model], blessed: bool, champion_uri: str) -> None:
+        with dsl.If(blessed == True, name="blessed"):
+            task.register(exported=exported, champion_uri=champion_uri)
 
-def retrain(  # noqa: D417  # the fields are explained in their dataclasses
-    settings: Settings,
-    train_and_register: Callable[..., dsl.PipelineTask],
-    *,
-    source: str = "digits",
-    model: str = "mnist_cnn",
-    preprocess_processes: int = 0,
-    history_uri: str = "",
-    continue_run: str = "",
-    force: bool = False,
-    **flat: Any,
-) -> None:
-    """Retrains a model.
+    @dsl.pipeline(name=RETRAIN, description="From raw data to a registered model, if it is good enough.")
+    def retrain(
+        source: str = "digits",
+        label: str = "",
+        image_size: int = 0,
+        data_options: dict[str, Any] = {},
+        model: str = "mnist_cnn",
+        hparams: dict[str, Any] = {},
+        epochs: int = 20,
+        per_replica_batch_size: int = 0,
+        learning_rate: float = 0.0,
+        seed: int = 0,
+        train_options: dict[str, Any] = {},
+        rules: list[str] = [],
+        gate_options: dict[str, Any] = {},
+        champion_uri: str = "",
+        history_uri: str = "",
+        force: bool = False,
+        continue_run: str = "",
+    ) -> None:
+        """Retrains a model.
 
-    1. Configure: the parameters become three objects, data, training and gate. Without any change since the
-       last run in the history, the run ends here.
-    2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or, by the settings, many.
-    3. Rehearse: all later steps run on a few examples, before their machines cost money.
-    4. Train: a CustomJob of one chief and its workers.
-    5. Export and validate: the exported model is evaluated on the test split, and the gate decides.
-    6. Register, if blessed: the model is uploaded and deployed if the settings say so, then the champion.
-    7. Record: the run is written into the history.
-    8. Conclude, always: the outcome is recorded, a failure explained, and a notification sent.
+        Args:
+            source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or
+                QUERY, or pkg.module:Source. {date} becomes the day for which the run is scheduled,
+                {date:%Y/%m} any part of it, and for table and tfrecord {last 28 days} the days up to it.
+            label: Target of a table and the like, KIND:COLUMN[,COLUMN] with the kinds class, multilabel and
+                regression; empty for the source's own, or a column label.
+            image_size: Side of the stored square images in pixels, 4..4096; 0 for no resizing.
+            data_options: How the source becomes shards, {"encoding": "jpeg", "split": {...}}.
+            model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
+            hparams: Further keyword arguments of the model function.
+            epochs: Epochs over the training split.
+            per_replica_batch_size: Examples per replica and step; 0 for 16, or a worker's share of the
+                training split where that is less.
+            learning_rate: Argument of the model function; 0 for the model's own default.
+            seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
+            train_options: Further options of the trainer, {"early_stopping": "val_loss"}.
+            rules: Rules of the gate in addition to the default ones, or with a name in place of one,
+                ["accuracy >= 0.9", "classes: off"].
+            gate_options: Policies of the gate and formats of the export, {"first_run": "block"}.
+            champion_uri: Directory or gs:// where a blessed model is published; empty publishes nothing.
+            history_uri: Directory or gs:// with the history of runs; empty for none, and every run trains.
+            force: Whether to train although nothing has changed.
+            continue_run: Run whose checkpoints training continues from, or their directory.
+        """
+        data = {"label": label, "image_size": image_size}
+        training = {"model_function": model, "hparams": hparams, "epochs": epochs, "seed": seed}
+        training |= {"per_replica_batch_size": per_replica_batch_size, "learning_rate": learning_rate}
+        gate = {"rules": rules, "champion_uri": champion_uri}
+        later = {"train_options": train_options, "gate_options": gate_options, "history_uri": history_uri}
 
-    Args:
-        preprocess_processes: Number of processes that write the shards on one machine; 0 for one per core.
-        history_uri: Directory or gs:// with the history of runs; empty for none, and every run trains.
-        continue_run: Run whose checkpoints training continues from, or their directory; empty for none.
-        force: Whether to train although nothing has changed.
-    """
-    component = on_machine(settings, settings.register.uncached())
-    with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
-        configured = configure_task(
-            settings, source=source, model=model, force=force, history_uri=history_uri, **flat
-        ).outputs
-        objects = {"training": configured["training"], "gate": configured["gate"]}
-        with dsl.If(configured["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
-            dataset = preprocess_tasks(
-                settings, configured["data"], preprocess_processes, fingerprint=configured["fingerprint"]
-            )
-            rehearsed = rehearse_task(
-                settings,
-                dataset=dataset,
-                **objects,
-                continue_run=continue_run,
-                fingerprint=configured["fingerprint"],
-                **run_arguments(history_uri),
-            )
-            validated = train_and_register(
-                dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects
-            )
-            component(record_run)(
-                exported=validated.output,
-                state=configured["state"],
-                reason=configured["reason"],
-                champion_uri=flat["champion_uri"],
-                **run_arguments(history_uri),
-            )
+        # Whatever happens, the outcome is recorded, a failure explained, and a notification sent.
+        with dsl.ExitHandler(task.conclude(history_uri), name="run"):
+            changes = task.detect_changes(
+                source=source, data_options=data_options, force=force, **data, **training, **gate, **later
+            ).outputs
+            with dsl.If(changes["changed"] == True, name="changed"):
+                dataset = task.preprocess(
+                    source=changes["source"],
+                    seed=seed,
+                    options=data_options,
+                    fingerprint=changes["fingerprint"],
+                    **data,
+                )
+                # All later steps run on a few examples, before their machines cost money.
+                rehearsed = task.rehearse(
+                    dataset=dataset,
+                    fingerprint=changes["fingerprint"],
+                    continue_run=continue_run,
+                    **training,
+                    **gate,
+                    **later,
+                )
+                trained = task.train(
+                    dataset=dataset,
+                    options=train_options,
+                    base_output_directory=rehearsed.outputs["Output"],
+                    **training,
+                )
+                judged = task.export_validate(
+                    dataset=dataset, model=trained.outputs["model"], options=gate_options, **gate
+                ).outputs
+                result = {"exported": judged["exported"], "champion_uri": champion_uri}
+                published = publish(blessed=judged["Output"], **result)
+                task.record_run(state=changes["state"], history_uri=history_uri, **result).after(published)
+
+    return retrain

@@ -1,102 +1,89 @@
 """The tuning pipeline."""
 
-from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
 
-from shardline.components.tune.component import best_trial, plan_study, tuning_job
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import TUNE
-from shardline.pipelines.steps import (
-    configure_task,
-    exit_task,
-    make_pipeline,
-    on_machine,
-    preprocess_tasks,
-    rehearse_task,
-    run_arguments,
-)
+from shardline.pipelines.tasks import Tasks
 
 
 def tune_pipeline(settings: Settings, study_file: str) -> Any:
     """Returns the pipeline for one environment; `study_file` (JSON) is the default of parameter `study`."""
-    description = "The best hyperparameters, and a registered model that was trained with them."
-    return make_pipeline(TUNE, description, tune, settings, defaults={"study": study_file})
+    task = Tasks(settings, TUNE)
 
+    @dsl.pipeline(
+        name=TUNE,
+        description="The best hyperparameters, and a registered model that was trained with them.",
+    )
+    def tune(
+        source: str = "digits",
+        label: str = "",
+        image_size: int = 0,
+        data_options: dict[str, Any] = {},
+        # As text: KFP writes the keys of an object with more than one key in an order that changes.
+        study: str = study_file,
+        max_trial_count: int = 0,
+        trial_epochs: int = 0,
+        model: str = "mnist_cnn",
+        hparams: dict[str, Any] = {},
+        epochs: int = 20,
+        per_replica_batch_size: int = 0,
+        learning_rate: float = 0.0,
+        seed: int = 0,
+        train_options: dict[str, Any] = {},
+        rules: list[str] = [],
+        gate_options: dict[str, Any] = {},
+        champion_uri: str = "",
+        history_uri: str = "",
+    ) -> None:
+        """Finds hyperparameters for a model and trains it with the best.
 
-def tune(  # noqa: D417  # the fields are explained in their dataclasses
-    settings: Settings,
-    train_and_register: Callable[..., dsl.PipelineTask],
-    *,
-    source: str = "digits",
-    preprocess_processes: int = 0,
-    # As text: KFP writes the keys of an object with more than one key in an order that changes.
-    study: str,
-    max_trial_count: int = 0,
-    trial_epochs: int = 0,
-    model: str = "mnist_cnn",
-    history_uri: str = "",
-    **flat: Any,
-) -> None:
-    """Finds hyperparameters for a model and trains it with the best.
+        Parameters that are not explained here are those of the retraining pipeline.
 
-    1. Configure: the parameters become three objects, data, training and gate.
-    2. Preprocess: the source becomes TFRecord shards with a manifest.
-    3. Rehearse: all later steps run on a few examples, before their machines cost money.
-    4. Tune: a HyperparameterTuningJob, each of whose trials is a training on the whole cluster.
-    5. Find the best trial.
-    6. Train with its parameters, validate and register as the retraining pipeline does.
-    7. Conclude, always: the outcome is recorded, a failure explained, and a notification sent.
+        Args:
+            study: Parameters, metric and search: a study file as JSON.
+            max_trial_count: Number of trials; 0 for the study's own.
+            trial_epochs: Epochs of each trial; 0 for those of the training.
+            epochs: Epochs of the training at the end, where they are not tuned.
+            seed: As for the retraining pipeline; in a local run, also of the search.
+            history_uri: Directory or gs:// for the record of the run; empty for none.
+        """
+        data = {"label": label, "image_size": image_size}
+        training = {"model_function": model, "hparams": hparams, "epochs": epochs, "seed": seed}
+        training |= {"per_replica_batch_size": per_replica_batch_size, "learning_rate": learning_rate}
+        gate = {"rules": rules, "champion_uri": champion_uri}
+        later = {"train_options": train_options, "gate_options": gate_options}
 
-    Args:
-        preprocess_processes: Number of processes that write the shards; 0 for one per core.
-        study: Parameters, metric and search: a study file as JSON.
-        max_trial_count: Number of trials; 0 for the study's own.
-        trial_epochs: Epochs of each trial; 0 for those of the training.
-        epochs: Epochs of the training at the end, where they are not tuned.
-        seed: Seed of the weights, the shuffling and the order of the examples, from 0, not of the split; in a
-            local run, also of the search.
-        history_uri: Directory or gs:// for the record of the run; empty for none.
-    """
-    component = on_machine(settings, settings.register.uncached())
-    with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
-        # Without a comparison with earlier runs.
-        once = {"history_uri": "", "force": False}
-        configured = configure_task(settings, source=source, model=model, **once, **flat).outputs
-        # The same source string may hold other data tomorrow: a cached result would be stale.
-        dataset = preprocess_tasks(settings, configured["data"], preprocess_processes)
-        rehearsed = rehearse_task(
-            settings,
-            dataset=dataset,
-            training=configured["training"],
-            gate=configured["gate"],
-            **run_arguments(""),
-        )
-        planned = component(plan_study)(
-            study=study,
-            max_trial_count=max_trial_count,
-            trial_epochs=trial_epochs,
-            worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
-            job_labels={"component": "tune", "pipeline": TUNE, **settings.train.tags},
-            dataset=dataset,
-            training=configured["training"],
-        ).after(rehearsed)
-        fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
-        tuned = tuning_job(job_arguments(settings))(**fields)
-        best = component(best_trial)(
-            gcp_resources=tuned.outputs["gcp_resources"], training=configured["training"]
-        )
-        train_and_register(
-            dataset=dataset,
-            training=best.outputs["training"],
-            gate=configured["gate"],
-            base_output_directory=rehearsed.outputs["Output"],
-        )
+        with dsl.ExitHandler(task.conclude(history_uri), name="run"):
+            # Without a history, thus without a comparison with earlier runs.
+            checked = task.detect_changes(
+                source=source, data_options=data_options, **data, **training, **gate, **later
+            ).outputs
+            # The same source string may hold other data tomorrow: a cached result would be stale.
+            dataset = task.preprocess(source=checked["source"], seed=seed, options=data_options, **data)
+            rehearsed = task.rehearse(dataset=dataset, **training, **gate, **later)
+            planned = task.plan_study(
+                study=study,
+                max_trial_count=max_trial_count,
+                trial_epochs=trial_epochs,
+                dataset=dataset,
+                options=train_options,
+                **training,
+            ).after(rehearsed)
+            best = task.best_trial(task.tuning_job(planned))
+            trained = task.train(
+                dataset=dataset,
+                options=train_options,
+                tuned=best.outputs["parameters"],
+                base_output_directory=rehearsed.outputs["Output"],
+                **training,
+            )
+            judged = task.export_validate(
+                dataset=dataset, model=trained.outputs["model"], options=gate_options, **gate
+            ).outputs
+            with dsl.If(judged["Output"] == True, name="blessed"):
+                task.register(exported=judged["exported"], champion_uri=champion_uri)
 
-
-def job_arguments(settings: Settings) -> dict[str, Any]:
-    """Returns the fields of the tuning job that are fixed when the pipeline is compiled."""
-    arguments = settings.train.arguments
-    del arguments["base_output_directory"]  # the run's own, below the pipeline's root
-    return {"display_name": TUNE, "extra": settings.train.extra, **arguments}
+    return tune

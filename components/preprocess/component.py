@@ -4,8 +4,6 @@ The planning task's Dataset artifact is a directory that all tasks see. KFP embe
 only, so each imports what it calls. An error ends the task after one line that names it.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from kfp import dsl
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base import files, plugins, progress
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.data.manifest import Manifest
 
 _TOPIC = "preprocess"
@@ -23,8 +21,12 @@ def preprocess(
     dataset: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
     card: dsl.Output[dsl.HTML],
-    data: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    processes: int = 0,
+    source: str,
+    label: str = "",
+    image_size: int = 0,
+    seed: int = 0,
+    readers: int = 1,
+    options: dict[str, Any] = {},
     fingerprint: str = "",
 ) -> None:
     """Turns a source of labelled examples into balanced TFRecord shards and a manifest.
@@ -34,37 +36,48 @@ def preprocess(
             the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
-        data: The source, and how it becomes shards: the fields of
-            `shardline.components.preprocess.settings.PreprocessSettings`.
-        processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
+        source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
+            or pkg.module:Source.
+        label: Target of a table and the like, KIND:COLUMN[,COLUMN] with the kinds class, multilabel and
+            regression; "" for the source's own, or a column label.
+        image_size: Side of the stored square images in pixels, 4..4096; 0 for no resizing.
+        seed: Seed of the order of the examples, from 0; not of the split.
+        readers: Replicas that will train; shards per split are a multiple of it.
+        options: How the source becomes shards, further fields of
+            `shardline.components.preprocess.settings.PreprocessSettings`:
+            {"split": {"train": 0.9, "test": 0.1}, "encoding": "jpeg", "columns": {"zip": "text"}}.
         fingerprint: Fingerprint of the source's content; not read. KFP's cache compares inputs, and the
             source string does not change when the data does.
     """
+    arguments = dict(locals())
     from shardline.components.preprocess.component import preprocess_artifact
 
-    preprocess_artifact(data, processes, dataset, metrics, card)
+    preprocess_artifact(**arguments)
 
 
 def plan_shards(
     planned: dsl.Output[dsl.Dataset],
     tasks: int,
-    data: dict,  # type: ignore[type-arg]
-    processes: int = 0,
+    source: str,
+    label: str = "",
+    image_size: int = 0,
+    seed: int = 0,
+    readers: int = 1,
+    options: dict[str, Any] = {},
 ) -> list[str]:
-    """Surveys a source and plans its shards.
+    """Surveys a source and plans its shards; the parameters from `source` on are those of `preprocess`.
 
     Args:
         planned: Directory in which the dataset is built.
         tasks: Most parts, each of which one task writes.
-        data: The source, and how it becomes shards, as for `preprocess`.
-        processes: Number of processes of each task; 0 for one per core.
 
     Returns:
         The parts: "0/3", "1/3" and "2/3", each the first input of a task that writes it.
     """
+    arguments = dict(locals())
     from shardline.components.preprocess.component import plan_artifact
 
-    return plan_artifact(data, processes, planned, tasks)
+    return plan_artifact(**arguments)
 
 
 def write_shards(planned: dsl.Input[dsl.Dataset], part: str) -> None:
@@ -99,25 +112,24 @@ def finish_dataset(
     finish_artifact(planned, dataset, metrics, card)
 
 
-def preprocess_artifact(
-    data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML
-) -> None:
+def preprocess_artifact(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML, **settings: Any) -> None:
     """Writes a source as a Dataset artifact, with its metrics and card."""
     from shardline.components.preprocess.run import preprocess
 
     with progress.exit_on_error(_TOPIC):
         # A retried task may find a complete dataset.
-        manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True)
+        data = read_options(PreprocessSettings, settings, "options")
+        manifest = preprocess(data, Path(dataset.path), overwrite=True)
         _describe(manifest, dataset, metrics, card)
 
 
-def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, most: int) -> list[str]:
-    """Plans a dataset in the directory of an artifact and returns its parts, at most `most`."""
+def plan_artifact(planned: dsl.Dataset, tasks: int, **settings: Any) -> list[str]:
+    """Plans a dataset in the directory of an artifact and returns its parts, at most `tasks`."""
     from shardline.components.preprocess.run import plan_dataset
 
     with progress.exit_on_error(_TOPIC):
-        plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True)
-        parts = plan.useful_parts(most)
+        data = read_options(PreprocessSettings, settings, "options")
+        parts = plan_dataset(data, Path(planned.path), overwrite=True).useful_parts(tasks)
         return [f"{part}/{parts}" for part in range(parts)]
 
 
@@ -138,10 +150,6 @@ def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Met
         manifest = finish(Path(planned.path))
         dataset.uri = planned.uri
         _describe(manifest, dataset, metrics, card)
-
-
-def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
-    return replace(read(PreprocessSettings, data, "data"), processes=processes)
 
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:

@@ -24,25 +24,22 @@ LOCATION = "{{$.pipeline_google_cloud_location}}"
 
 def register(
     exported: dsl.Input[dsl.Model],
-    gate: dict,  # type: ignore[type-arg]  # KFP reads it
+    champion_uri: str,
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> None:
     """Publishes a blessed model as the champion, once in a run.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
-        gate: Where it is published: the fields of `components.validate.gate.GateSettings`.
+        champion_uri: Directory or gs:// URI where it is published; "" publishes nothing.
         job_name: Name of the run.
     """
     from pathlib import Path
 
     from shardline.components.register.registration import register_model
-    from shardline.components.validate.gate.gate import GateSettings
-    from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("register"):
-        champion_uri = read(GateSettings, gate, "gate").champion_uri
         register_model(Path(exported.path), champion_uri, job_name)
 
 
@@ -50,7 +47,7 @@ def serving_model(
     exported: dsl.Input[dsl.Model],
     serving: dsl.Output[UnmanagedContainerModel],
     image_uri: str,
-    gate: dict,  # type: ignore[type-arg]
+    champion_uri: str = "",
     job_name: str = "",
     pipeline: str = "",
     parent_model: str = "",
@@ -65,7 +62,7 @@ def serving_model(
         exported: SavedModel with its evaluation, report and verdict.
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
         image_uri: Image of TensorFlow Serving.
-        gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
+        champion_uri: Where it will be published; "" for nowhere.
         job_name: Name of the run.
         pipeline: Name of the pipeline; only its models are replaced.
         parent_model: Registered model that gets a new version, "" for none.
@@ -78,12 +75,10 @@ def serving_model(
 
     from shardline.components.model_store.champions import check_judged
     from shardline.components.register import registration
-    from shardline.components.validate.gate.gate import GateSettings
-    from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("register"):
-        check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
+        check_judged(Path(exported.path), champion_uri, job_name)
         registration.check_replaceable(pipeline, parent_model, endpoint)
         registration.copy_saved_model(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = registration.container_spec(image_uri)

@@ -1,13 +1,23 @@
 """The rehearsal component. KFP embeds the source text of the function alone, so it imports inside."""
 
+from typing import Any
+
 from kfp import dsl
 
 
 def rehearse(
     dataset: dsl.Input[dsl.Dataset],
     job: dsl.Output[dsl.Artifact],
-    training: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    gate: dict,  # type: ignore[type-arg]
+    model_function: str,
+    hparams: dict[str, Any] = {},
+    epochs: int = 20,
+    per_replica_batch_size: int = 0,
+    learning_rate: float = 0.0,
+    seed: int = 0,
+    train_options: dict[str, Any] = {},
+    rules: list[str] = [],
+    champion_uri: str = "",
+    gate_options: dict[str, Any] = {},
     readers: int = 1,
     parameter_servers: int = 0,
     job_directory: str = "",
@@ -18,18 +28,17 @@ def rehearse(
 ) -> str:
     """Runs training, export and gate on a few examples, before the training job is paid for.
 
+    The parameters from `model_function` to `gate_options` are those of `train` and `export_validate`.
+
     Args:
         dataset: Dataset directory.
         job: Nothing is written there; its path names the directory of this run.
-        training: Model and training: the fields of `components.train.settings.TrainingSettings`.
-        gate: When the model is good enough, and where it is published: the fields of
-            `components.validate.gate.GateSettings`.
         readers: Replicas that will train; 0 where that is not known.
         parameter_servers: Replicas that will hold the variables.
         job_directory: Directory for the job's checkpoints; "" for a directory next to this run's.
         continue_run: Run whose checkpoints the training continues from, or their directory; "" starts anew.
         history_uri: Directory for the history of runs; "" keeps none.
-        fingerprint: Key of the dataset in the cache, from `configure`; "" for none.
+        fingerprint: Key of the dataset in the cache, from `detect_changes`; "" for none.
         job_name: Name of the run.
 
     Returns:

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.configure.changes import record_dataset
+from shardline.components.changes.detection import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import own_fields, read, read_options
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.settings import TrainSettings
@@ -40,27 +40,28 @@ _INDEX = "ckpt-*.index"
 def rehearse_run(
     dataset: Any,
     job: Any,
-    training: Mapping[str, Any],
-    gate: Mapping[str, Any],
-    readers: int = 1,
-    parameter_servers: int = 0,
-    job_directory: str = "",
-    continue_run: str = "",
-    job_name: str = "",
-    **history: str,
+    *,
+    readers: int,
+    parameter_servers: int,
+    job_directory: str,
+    continue_run: str,
+    job_name: str,
+    history_uri: str,
+    fingerprint: str,
+    train_options: Mapping[str, Any],
+    **settings: Any,
 ) -> str:
     """Rehearses a run; arguments and result are those of `component.rehearse`.
-
-    `history` are `history_uri` and `fingerprint`, where a history of runs is kept.
 
     Raises:
         ShardlineError: As training, export and gate would, or when an output cannot be written to.
     """
     base = job_directory or training_job_directory(job.uri, job_name)
-    checked = read(TrainingSettings, training, "training")
+    training = {**own_fields(TrainingSettings, settings), "options": train_options}
+    checked = read(TrainingSettings, training, "")
     manifest = manifests.load_whole(Path(dataset.path))
-    if history.get("history_uri"):  # before the checks: a refused run leaves the dataset for the next one
-        record_dataset(history["history_uri"], history["fingerprint"], dataset.uri)
+    if history_uri:  # before the checks: a refused run leaves the dataset for the next one
+        record_dataset(history_uri, fingerprint, dataset.uri)
     directory = champion_directory(base)
     advice = "give the run's service account access to it, or another base_output_directory"
     with crash.output_errors(f"write to {base}", advice):
@@ -72,7 +73,7 @@ def rehearse_run(
     rehearse(
         Path(dataset.path),
         checked,
-        read(GateSettings, gate, "gate"),
+        read_options(GateSettings, settings, "gate_options"),
         readers=readers,
         parameter_servers=parameter_servers,
         manifest=manifest,
@@ -85,6 +86,8 @@ def training_job_directory(job_uri: str, job_name: str) -> str:
 
     An artifact is in ROOT/PROJECT NUMBER/RUN/TASK/NAME on the platform, in ROOT/RUN/TASK/NAME elsewhere.
     """
+    if job_name.startswith("{{$"):  # the component was called as a function, outside a pipeline
+        return job_uri
     root, separator, _ = job_uri.partition(f"/{job_name}/")
     if not job_name or not separator:
         raise RunError(f"the artifact {job_uri} is in no directory of the run {job_name!r}")
@@ -93,7 +96,7 @@ def training_job_directory(job_uri: str, job_name: str) -> str:
 
 def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
     """Copies the checkpoints of another run to the directory of this run's job, unless that has some."""
-    if training.train_options.get("checkpoint_dir"):
+    if training.options.get("checkpoint_dir"):
         raise SettingsError("continue_run and checkpoint_dir exclude each other; leave one of them out")
     if "/" not in run and job_name not in base:
         raise SettingsError(
@@ -153,13 +156,15 @@ def rehearse(
         # Whether there are GPUs for NCCL is checked by the replicas.
         checked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
         choose(checked, cluster)
-    progress.report(_TOPIC, f"one step of {training.model}, its export and its verdict on a few examples")
+    progress.report(
+        _TOPIC, f"one step of {training.model_function}, its export and its verdict on a few examples"
+    )
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
             task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
-            _judge(model, few, sample, training.model, gate)
+            _judge(model, few, sample, training.model_function, gate)
     progress.report(
         _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"
     )

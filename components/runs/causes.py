@@ -223,7 +223,7 @@ _IMAGE = "look at the image and its entry point"
 _EXITS = {
     137: (
         "most likely out of memory, or killed by hand",
-        "lower per_replica_batch_size, image_size or preprocess_processes, or use a machine with more memory",
+        "lower per_replica_batch_size, image_size or processes, or use a machine with more memory",
     ),
     **dict.fromkeys((132, 134, 135, 139), _CRASH),
     143: ("asked to stop: preempted, cancelled, or past its timeout", _RESTART),

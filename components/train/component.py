@@ -13,25 +13,44 @@ from kfp.dsl.base_component import BaseComponent
 
 from shardline.components.vertex.job import CustomJobSettings
 
-#: The executor input of a task, and the same of the launching task, escaped for a text inside its payload.
+#: An input of a task; its executor input, and that of the launching task, escaped for a text in its payload.
+_PLACEHOLDER = "{{{{$.inputs.parameters['{}']}}}}"
 _EXECUTOR_INPUT, _ESCAPED_EXECUTOR_INPUT = "{{$}}", "{{$.json_escape[1]}}"
 
 
 def train(
     dataset: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
-    training: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    model_function: str,
+    hparams: dict[str, Any] = {},
+    epochs: int = 20,
+    per_replica_batch_size: int = 0,
+    learning_rate: float = 0.0,
+    seed: int = 0,
+    options: dict[str, Any] = {},
+    tuned: dict[str, Any] = {},
 ) -> None:
     """Trains a compiled Keras model: the same program on the chief and every worker of a CustomJob.
 
     Args:
         dataset: Dataset directory with its manifest.
         model: Receives model.keras, metrics.json, history.csv and settings.json.
-        training: Fields of `components.train.settings.TrainingSettings`.
+        model_function: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
+        hparams: Further keyword arguments of the model function.
+        epochs: Epochs over the training split.
+        per_replica_batch_size: Examples per replica and step; 0 for 16, or a worker's share of the training
+            split where that is less.
+        learning_rate: Argument of the model function; 0 for the model's own default.
+        seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
+        options: Further options of the trainer by name, those of `shardline train`:
+            {"early_stopping": "val_loss", "checkpoint_steps": 500}.
+        tuned: Parameters of the best trial, which replace the above; others are arguments of the model
+            function.
     """
+    arguments = dict(locals())
     from shardline.components.train.replica import run
 
-    run(dataset=dataset, model=model, training=training)
+    run(**arguments)
 
 
 def custom_job(
@@ -48,7 +67,12 @@ def custom_job(
     specs = settings.cluster.specs(_container_of(component))
     job.component_spec.inputs["worker_pool_specs"].default = specs
     launcher = job.component_spec.implementation.container
-    launcher.args = [_with_extra(str(part), settings.extra) for part in launcher.args]
+    inputs, fixed = job.component_spec.inputs, {}
+    own = {*(component.component_spec.inputs or ()), "base_output_directory", "worker_pool_specs"}
+    for name in [name for name, each in inputs.items() if name not in own and each.default is not None]:
+        value = inputs.pop(name).default
+        fixed[_PLACEHOLDER.format(name)] = value if isinstance(value, str) else json.dumps(value)
+    launcher.args = [_with_values(str(part), fixed, settings.extra) for part in launcher.args]
 
     def task(**inputs: Any) -> dsl.PipelineTask:
         created = job(**inputs)
@@ -59,8 +83,13 @@ def custom_job(
     return task
 
 
-def _with_extra(argument: str, extra: Mapping[str, Any]) -> str:
-    """Returns an argument of the launcher with the fields `extra` last: of equal names JSON takes that."""
+def _with_values(argument: str, fixed: Mapping[str, str], extra: Mapping[str, Any]) -> str:
+    """Returns an argument of the launcher with its fixed inputs filled in, as the platform would do it.
+
+    The fields `extra` are last: of equal names JSON takes that.
+    """
+    for placeholder, text in fixed.items():
+        argument = argument.replace(placeholder, text)
     job = {name: value for name, value in extra.items() if name != "scheduling"}
     for fields, following in ((extra.get("scheduling"), "service_account"), (job, "labels")):
         if fields:

@@ -12,7 +12,7 @@ from kfp import dsl
 
 from shardline.components.train.settings import TrainingSettings
 from shardline.trainer import task
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.progress import exit_on_error
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import read_cluster
@@ -23,16 +23,16 @@ def run(
     *,
     dataset: dsl.Dataset,
     model: dsl.Model,
-    training: Mapping[str, Any],
-    tuned: Mapping[str, Any] | None = None,
+    tuned: Mapping[str, Any],
+    **training: Any,
 ) -> None:
     """Trains on this replica and fills in the metadata of the model artifact.
 
-    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A user error
+    `training` are the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A user error
     is printed in one line and ends the process with `EXIT_BAD_INPUT`.
     """
     with exit_on_error("train"):
-        settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
+        settings = read(TrainingSettings, training, "").with_tuned(restore_integers(tuned))
         default = 0
         if not settings.per_replica_batch_size:  # the trainer's, or a worker's share of the training split
             split = manifests.load(Path(dataset.path)).splits.get("train")
@@ -43,4 +43,4 @@ def run(
         )
     # Metadata holds no numbers per class, and JSON none that are not finite.
     shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}
-    model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})
+    model.metadata.update({"framework": "keras", "model_function": settings.model_function, **shown})

@@ -1,4 +1,4 @@
-"""Training settings of a run, its object `training`."""
+"""Training settings of a run, the parameters of the component `train`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from shardline.trainer.base.settings import TrainSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The object `training`: the model, its hyperparameters and the trainer's options.
+    """The model, its hyperparameters and the trainer's options.
 
     Attributes:
-        model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
-        hparams: Further keyword arguments of the model function, a JSON object.
+        model_function: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
+        hparams: Further keyword arguments of the model function.
         epochs: Epochs over the training split.
         per_replica_batch_size: Examples per replica and step; 0 for 16, or a worker's share of the training
             split where that is less.
         learning_rate: Argument of the model function; 0 for the model's own default.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
-        train_options: Further options of the trainer by name, a JSON object:
+        options: Further options of the trainer by name:
             {"early_stopping": "val_loss", "checkpoint_steps": 500}.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range, or the trainer has no such option.
     """
 
-    model: str
+    model_function: str
     hparams: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 20
     per_replica_batch_size: int = 0
     learning_rate: float = 0.0
     seed: int = 0
-    train_options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_options(self.train_options)
+        check_options(self.options)
         self.trainer_settings(dataset="any")
 
     def trainer_settings(
@@ -56,12 +56,11 @@ class TrainingSettings:
         `default_batch_size` replaces a per_replica_batch_size of 0.
         """
         options: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in self.train_options.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()
         }
         return TrainSettings(
             dataset=dataset,
-            model=self.model,
+            model=self.model_function,
             model_dir=model_dir,
             hparams=self.hparams,
             epochs=self.epochs,
@@ -77,19 +76,20 @@ class TrainingSettings:
         others = {name: value for name, value in chosen.items() if name not in TUNABLE}
         options = {name: value for name, value in others.items() if name in TRAINER_SETTINGS}
         hparams = {name: value for name, value in others.items() if name not in TRAINER_SETTINGS}
-        options, hparams = {**self.train_options, **options}, {**self.hparams, **hparams}
-        return replace(self, **own, hparams=hparams, train_options=options)
+        options, hparams = {**self.options, **options}, {**self.hparams, **hparams}
+        return replace(self, **own, hparams=hparams, options=options)
 
 
 #: All settings of the trainer, and those that are parameters of the pipeline and can be tuned.
 TRAINER_SETTINGS = frozenset(item.name for item in fields(TrainSettings))
 TUNABLE = frozenset({"epochs", "per_replica_batch_size", "learning_rate", "seed"})
-_OPTIONS = TRAINER_SETTINGS - {item.name for item in fields(TrainingSettings)} - {"dataset", "model_dir"}
+#: Those that `options` may have.
+OPTIONS = TRAINER_SETTINGS - {*TUNABLE, "hparams", "model", "dataset", "model_dir"}
 
 
 def check_options(names: Collection[str]) -> None:
-    """Raises SettingsError unless all are options of the trainer that train_options may have."""
+    """Raises SettingsError unless all are options of the trainer that `options` may have."""
     for name in names:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=5, cutoff=0.0)
-            raise SettingsError(f"train_options has no option {name!r}; the nearest are {', '.join(near)}")
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=5, cutoff=0.0)
+            raise SettingsError(f"training has no option {name!r}; the nearest are {', '.join(near)}")

@@ -13,11 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from shardline.components import text
 from shardline.components.html import render
-from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import PlatformError, RunError
 from shardline.trainer.base.progress import fact, report
 
@@ -26,11 +24,11 @@ TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"
 
 
 class Best(NamedTuple):
-    """Id of the best trial, its metric, and the object `training` with its parameters."""
+    """Id of the best trial, its metric and its parameters."""
 
     trial: str
     value: float
-    training: dict[str, Any]
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +48,10 @@ class TrialResult:
     reason: str = ""
 
 
-def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training: Mapping[str, Any]) -> Best:
+def select_best_trial(gcp_resources: str, output: Path, artifact: Path) -> Best:
     """Returns the best trial, reports all of them, and writes trials.json and trials.html into `output`.
 
-    `training` has the fields of `TrainingSettings` before tuning. Raises PlatformError when the job cannot be
-    read, RunError when no trial was measured.
+    Raises PlatformError when the job cannot be read, RunError when no trial was measured.
     """
     job = read_job(gcp_resources)
     output.mkdir(parents=True, exist_ok=True)
@@ -72,8 +69,7 @@ def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training
     reached = f"{metric['metricId']} {best.value:.4f}"
     fact("best trial", best.id, f"{best.id}: {reached}  {_describe_parameters(best)}")
     fact("trials", str(output / REPORT_FILE))
-    tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
-    return Best(best.id, float(best.value or 0), vars(tuned))
+    return Best(best.id, float(best.value or 0), dict(best.parameters))
 
 
 def read_job(gcp_resources: str) -> dict[str, Any]:

@@ -20,11 +20,17 @@ def plan_study(
     study: str,
     max_trial_count: int,
     trial_epochs: int,
-    worker_pool_specs: list,  # type: ignore[type-arg]
-    job_labels: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    worker_pool_specs: list[Any],
+    job_labels: dict[str, str],
     dataset: dsl.Input[dsl.Dataset],
     trials: dsl.Output[dsl.Artifact],
-    training: dict,  # type: ignore[type-arg]
+    model_function: str,
+    hparams: dict[str, Any] = {},
+    epochs: int = 20,
+    per_replica_batch_size: int = 0,
+    learning_rate: float = 0.0,
+    seed: int = 0,
+    options: dict[str, Any] = {},
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Outputs",
     [
@@ -39,6 +45,8 @@ def plan_study(
 ):
     """Plans a tuning job: its study, and the worker pools of its trials.
 
+    The parameters from `model_function` on are those of `train`.
+
     Args:
         study: Metric, goal, parameters and search as JSON; see `shardline.components.tune.study`.
         max_trial_count: Number of trials; 0 for the study's own.
@@ -47,42 +55,34 @@ def plan_study(
         job_labels: Labels of the tuning job, to which the seed is added.
         dataset: Dataset directory with its manifest.
         trials: Receives a directory for each trial.
-        training: Fields of `components.train.settings.TrainingSettings`.
 
     Returns:
         The tuning job's fields: numbers, and texts with JSON, which no step on the way can change.
     """
+    arguments = dict(locals())
     from shardline.components.tune.study import plan
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("tune"):
-        return plan(
-            study,
-            worker_pool_specs,
-            dataset=dataset.path,
-            training={**training, "epochs": trial_epochs} if trial_epochs else training,
-            base_output_directory=trials.uri,
-            labels=job_labels,
-            max_trial_count=max_trial_count,
-        )
+        return plan(**arguments)
 
 
 def best_trial(
     gcp_resources: str,
     trials: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
-    training: dict,  # type: ignore[type-arg]
-) -> NamedTuple("Outputs", [("trial", str), ("value", float), ("training", dict)]):  # type: ignore[valid-type]
+) -> NamedTuple(  # type: ignore[valid-type]
+    "Outputs", [("trial", str), ("value", float), ("parameters", dict[str, Any])]
+):
     """Finds the best trial of a tuning job that has succeeded.
 
     Args:
         gcp_resources: Output of the job's task that names the job.
         trials: Receives trials.json, the job and its trials in the API's JSON, and trials.html.
         report: Receives a table of the trials.
-        training: Fields of `TrainingSettings`, before tuning.
 
     Returns:
-        The best trial, its metric, and the object `training` with its parameters.
+        The best trial, its metric, and its parameters, which `train` takes as `tuned`.
     """
     from pathlib import Path
 
@@ -91,7 +91,7 @@ def best_trial(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("tune"):
-        return select_best_trial(gcp_resources, Path(trials.path), page_path(report), training)
+        return select_best_trial(gcp_resources, Path(trials.path), page_path(report))
 
 
 def tuning_job(fixed: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Studies: the metric to optimize, the parameters to search, and the program of a trial's replicas.
 
 `python -m shardline.components.tune.study JSON --NAME=VALUE ...` is that program. JSON holds the
-dataset's path, the object `training` and the parameters' types; the platform adds a flag for each parameter.
+dataset's path, the training and the parameters' types; the platform adds a flag for each parameter.
 The model goes to AIP_MODEL_DIR, which is another directory for each trial.
 """
 
@@ -216,21 +216,24 @@ def plan(
     study: str,
     worker_pool_specs: Sequence[Any],
     *,
-    dataset: str,
-    training: Mapping[str, Any],
-    base_output_directory: str,
-    labels: Mapping[str, str],
+    dataset: Any,
+    trials: Any,
+    job_labels: Mapping[str, str],
     max_trial_count: int,
+    trial_epochs: int,
+    **training: Any,
 ) -> TuningJob:
     """Returns the fields of a tuning job; the arguments are those of the component `plan_study`.
 
     Raises SettingsError when study or training are wrong, or a parameter cannot be tuned.
     """
     searched = read_study(parse_study(study), max_trial_count=max_trial_count)
-    settings = read(TrainingSettings, training, "training")
-    check_tuned(searched.types, settings.train_options)
+    settings = read(TrainingSettings, training, "")
+    if trial_epochs:
+        settings = replace(settings, epochs=trial_epochs)
+    check_tuned(searched.types, settings.options)
     reporting = settings.with_tuned({"tuning_metric": searched.metric})
-    arguments = {"dataset": dataset, "training": vars(reporting), "parameters": searched.types}
+    arguments = {"dataset": dataset.path, "training": vars(reporting), "parameters": searched.types}
     argument = json.dumps(arguments, ensure_ascii=False)
     if found := _PLACEHOLDER.search(argument):  # the platform would fail on it, or replace it
         raise SettingsError(f"a parameter of the training holds {found[0]!r}, which begins a placeholder")
@@ -247,8 +250,8 @@ def plan(
         searched.max_trial_count,
         searched.parallel_trial_count,
         searched.max_failed_trial_count,
-        base_output_directory,
-        json.dumps({**labels, "seed": str(settings.seed)}),
+        trials.uri,
+        json.dumps({**job_labels, "seed": str(settings.seed)}),
     )
 
 
@@ -262,7 +265,7 @@ def main(argument: str, flags: Sequence[str]) -> None:
     with exit_on_error("train"):
         tuned = read_flags(flags, trial["parameters"])
     dataset, model = dsl.Dataset(uri=trial["dataset"]), dsl.Model(uri="")
-    run(dataset=dataset, model=model, training=trial["training"], tuned=tuned)
+    run(dataset=dataset, model=model, tuned=tuned, **trial["training"])
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The validation component. KFP embeds the source text of the function alone, so it imports inside."""
 
+from typing import Any
+
 from kfp import dsl
 
 
@@ -11,7 +13,9 @@ def export_validate(
     confusion: dsl.Output[dsl.ClassificationMetrics],
     sliced: dsl.Output[dsl.SlicedClassificationMetrics],
     report: dsl.Output[dsl.HTML],
-    gate: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    rules: list[str] = [],
+    champion_uri: str = "",
+    options: dict[str, Any] = {},
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> bool:
     """Exports a model and judges the export on the test split.
@@ -24,25 +28,20 @@ def export_validate(
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML report.
-        gate: When the model is good enough: the fields of `components.validate.gate.GateSettings`.
+        rules: Rules in addition to the default ones or, with a name, in place of one:
+            ["accuracy >= 0.9", "champion: accuracy >= champion - 0.05", "classes: off"].
+        champion_uri: Directory or gs:// URI with the champion to compare with; "" for none.
+        options: min_accuracy, first_run and undecided (bless or block), and formats, a list of onnx and
+            litert: fields of `components.validate.gate.gate.GateSettings`.
         job_name: Name of the run.
 
     Returns:
         Whether the model is blessed.
     """
+    arguments = dict(locals())
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("validate"):
         from shardline.components.validate.validation import validate_artifacts
 
-        return validate_artifacts(
-            dataset,
-            model,
-            exported,
-            gate,
-            metrics=metrics,
-            confusion=confusion,
-            sliced=sliced,
-            report=report,
-            run=job_name,
-        )
+        return validate_artifacts(**arguments)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import find_logs, render_report
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.progress import fact, report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS
@@ -197,21 +197,22 @@ def validate_artifacts(
     dataset: Any,
     model: Any,
     exported: Any,
-    gate: Mapping[str, Any],
     *,
     metrics: Any,
     confusion: Any,
     sliced: Any,
     report: Any,
-    run: str = "",
+    job_name: str = "",
+    **gate: Any,
 ) -> bool:
     """Validates the artifacts of `component.export_validate`; returns whether the model is blessed.
 
+    `gate` are its parameters rules, champion_uri and options.
     The confusion matrix is written if it fits into a task's metadata, and for two classes the ROC curve of
     the second. Raises ShardlineError as `validate` does.
     """
     out = Path(exported.path)
-    settings = read(GateSettings, gate, "gate")
+    settings = read_options(GateSettings, gate, "options")
     model_file = Path(model.path) / "model.keras"
     outcome = validate(
         model_file,
@@ -221,7 +222,7 @@ def validate_artifacts(
         champion_uri=settings.champion_uri,
         formats=settings.formats,
         model_function=str(model.metadata.get("model_function", "")),
-        run=run,
+        run=job_name,
     )
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"

@@ -10,7 +10,7 @@ from shardline.pipelines.check import rules  # noqa: F401  # the rules register 
 from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import check_parameters, check_values
+from shardline.pipelines.parameters import check_parameters, check_values, fold_options
 from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_file
 from shardline.trainer.base.errors import PipelineError
 
@@ -66,6 +66,7 @@ def check_run(
         SettingsError: When a value of one of our own pipelines is out of range.
         SourceError, ModelError: When there is no such source or model.
     """
+    given = fold_options(spec, given)
     refuse_errors(list(apply({Parameter: Pipeline(spec, given).parameters})))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
@@ -79,4 +80,5 @@ def check_run(
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
-    return Pipeline(parse_file(content, path)[0], given)
+    spec = parse_file(content, path)[0]
+    return Pipeline(spec, None if given is None else fold_options(spec, given))

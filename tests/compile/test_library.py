@@ -25,8 +25,8 @@ from shardline.components import (
     train,
     with_image,
 )
-from shardline.components.configure.component import OBJECTS
-from shardline.components.configure.component import configure as configure_function
+from shardline.components.changes.component import OBJECTS
+from shardline.components.changes.component import configure as configure_function
 from tests.helpers.markdown import own_pipeline_cells, shown_files
 
 IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardline.components.configure.component import configure
+from shardline.components.changes.component import configure
 from shardline.pipelines import settings
 from shardline.pipelines.compile import compile_pipeline
 from tests.helpers.checks import check_pipeline

@@ -13,14 +13,14 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.configure.changes import (
+from shardline.components.changes.component import configure, record_run
+from shardline.components.changes.detection import (
     Fingerprint,
     State,
     describe_changes,
     fill_in_date,
     run_time,
 )
-from shardline.components.configure.component import configure, record_run
 from shardline.components.runs import record as run_record
 from shardline.components.validate.export import formats
 from shardline.trainer.base import files

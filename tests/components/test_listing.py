@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from shardline.components.configure import changes as fingerprints
-from shardline.components.configure.changes import Fingerprint
+from shardline.components.changes import detection as fingerprints
+from shardline.components.changes.detection import Fingerprint
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.directories import ClassFolders

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.configure.changes import detect_changes
+from shardline.components.changes.detection import detect_changes
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.profile import describe, draft, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards

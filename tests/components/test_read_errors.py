@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.configure import changes
+from shardline.components.changes import detection as changes
 from shardline.components.model_store import champions
 from shardline.components.preprocess import write
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageReader

@@ -7,7 +7,7 @@ import sys
 import pytest
 from kfp import dsl
 
-from shardline.components.configure import changes
+from shardline.components.changes import detection as changes
 from shardline.components.rehearse import rehearsal
 from shardline.components.rehearse.rehearsal import rehearse, rehearse_run, training_job_directory
 from shardline.components.train.settings import TrainingSettings

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.configure.changes import describe_changes, read_latest
+from shardline.components.changes.detection import describe_changes, read_latest
 from shardline.components.model_store import Export, champions
 from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.inspect.profile import summarize

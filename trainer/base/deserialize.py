@@ -63,6 +63,20 @@ def read(kind: type[_T], values: Any, name: str) -> _T:
     return kind(**read_fields(kind, restore_integers(values), f"{name}." if name else ""))
 
 
+def read_options(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
+    """Returns a dataclass from the fields among `values`, and its others in the mapping `values[name]`.
+
+    Raises SettingsError as `read`, and for an option that has a value of its own.
+    """
+    own, options = own_fields(kind, values), values[name]
+    if not isinstance(options, Mapping):
+        raise SettingsError(f"{name} must be a mapping, got {options!r}")
+    if twice := next((key for key in options if key in own), ""):
+        raise SettingsError(f"{name} has {twice}, which has a value of its own; leave it out there")
+    check_keys(options, [key for key in field_types(kind) if key not in own], f"{name}.")
+    return read(kind, {**own, **options}, "")
+
+
 def read_fields(
     kind: type[Any],
     values: Mapping[str, Any],

@@ -375,7 +375,7 @@ def placeholders(task: Task) -> Found:
 
     SL521 error: The platform fills in every placeholder, inside objects and lists with text.
         Fix: use a placeholder of kfp.dsl or google_cloud_pipeline_components, or an input of the component;
-            let configure() or a component of your own put a whole object out
+            let a component of your own put a whole object out
         Source: kfp.dsl 2.17; GCPC; pipeline_spec.proto.
     """
     into_job = JOB_PARAMETERS if not task.container or payload_of(task.container) else ()

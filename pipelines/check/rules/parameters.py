@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.configure.changes import plugins_of
+from shardline.components.changes.detection import plugins_of
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import check_parameters, check_values, convert
@@ -110,6 +110,7 @@ def _values(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _places(known: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    known = {**known, **known.get("data_options", {})}
     form, _, path = str(known.get("source", "")).partition(":")
     if form in ("images", "text", "tfrecord", "table"):
         yield "source", path, False

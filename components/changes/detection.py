@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardline.components.configure import Configured
 from shardline.components.model_store import BLESSING_FILE, MODEL_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -36,7 +35,7 @@ from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_formats
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, plugins
-from shardline.trainer.base.deserialize import load, own_fields, read, restore
+from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore
 from shardline.trainer.base.errors import (
     DatasetError,
     ModelError,
@@ -189,30 +188,38 @@ def fill_in_date(source: str, time: datetime) -> str:
     return _DATE.sub(replacement, source)
 
 
-def detect_changes(
-    *,
-    history_uri: str,
-    force: bool,
-    scheduled: str,
-    created: str,
-    **settings: Any,
-) -> Configured:
+class Changes(NamedTuple):
+    """Outputs of the first step, as the component `detect_changes` describes them."""
+
+    changed: bool
+    source: str
+    fingerprint: str
+    reason: str
+    state: str = ""
+    still_blessed: bool = False
+
+
+def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:
+    """Returns the settings of all steps from parameters of `detect_changes`; SettingsError for wrong ones."""
+    training = {**own_fields(TrainingSettings, values), "options": values["train_options"]}
+    return (
+        read_options(PreprocessSettings, values, "data_options"),
+        read(TrainingSettings, training, ""),
+        read_options(GateSettings, values, "gate_options"),
+    )
+
+
+def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: str, **given: Any) -> Changes:
     """Compares data, settings and code with those of the last run in the history.
 
-    The arguments are those of `configure`, `settings` those that a result depends on. Raises SettingsError
+    The arguments are those of the component, `given` those that a result depends on. Raises SettingsError
     when one is wrong or the history cannot be used, SourceError when the source cannot be read.
     """
     time = run_time(scheduled, created)
-    source = bigquery.pin_snapshot(fill_in_date(settings["source"], time), time)
-    if source != settings["source"]:
+    source = bigquery.pin_snapshot(fill_in_date(given["source"], time), time)
+    if source != given["source"]:
         report(_TOPIC, f"the source is {source}")
-    kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
-    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
-    data = read(PreprocessSettings, objects["data"], "data")
-    training = read(TrainingSettings, objects["training"], "training")
-    gate = read(GateSettings, objects["gate"], "gate")
-    if data.schema:
-        settings[_SCHEMA] = schema.read(data.schema).digest
+    data, training, gate = read_settings({**given, "source": source})
     # Fail before the training, which takes hours.
     _check_export(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
@@ -221,28 +228,39 @@ def detect_changes(
     champions.refuse_container_path("history_uri", history_uri)
     if gate.champion_uri:
         champions.check_champion(gate.champion_uri)
-
-    def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
-        return Configured(changed, source, digest, reason, state, blessed, **objects)
-
     if not history_uri:
-        return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
+        return Changes(True, source, _unique_fingerprint(), "history_uri is empty: there is no history")
     history = champions.champion_directory(history_uri)
     with crash.output_errors(f"write to {history}", "choose another history_uri"):
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
     content = fingerprint(data)
-    if start := training.train_options.get("initial_model"):
-        weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
-        settings["content of initial_model"] = weights
-    state = State(data=content, settings=settings, code=code_versions({**settings, "source": source}))
+    named = {"model": training.model_function, "train_options": training.options, "source": source}
+    settings = _settings(data, training, gate, given["source"])
+    state = State(data=content, settings=settings, code=code_versions(named))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return result(False, "", _report_unchanged(last, content), blessed=last.blessed)
+        return Changes(False, source, "", _report_unchanged(last, content), still_blessed=last.blessed)
     report(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the initial weights: the key must not repeat.
-    known = content.known_by and not force and not start
+    known = content.known_by and not force and not training.options.get("initial_model")
     key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
-    return result(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
+    state_text = json.dumps({"reason": reason, **asdict(state)}, ensure_ascii=False)
+    return Changes(True, source, key, reason, state_text)
+
+
+def _settings(
+    data: PreprocessSettings, training: TrainingSettings, gate: GateSettings, source: str
+) -> dict[str, Any]:
+    """Returns all that a result depends on by name, as JSON gives it back; `source` has its {date}."""
+    settings = {**vars(data), **vars(training), **training.options, **vars(gate), "source": source}
+    for name in ("options", "processes"):  # the second does not affect a result
+        del settings[name]
+    if data.schema:
+        settings[_SCHEMA] = schema.read(data.schema).digest
+    if start := training.options.get("initial_model"):
+        weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
+        settings["content of initial_model"] = weights
+    return dict(json.loads(json.dumps(settings)))
 
 
 def _digest(content: Fingerprint, state: State) -> str:
@@ -340,9 +358,7 @@ def record_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
         files.write_json(path, asdict(CachedDataset(nonce=nonce, uri=uri)))
 
 
-def write_history(
-    exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
-) -> None:
+def write_history(exported: Path, state: str, history_uri: str, champion_uri: str, job_name: str) -> None:
     """Writes the result of a run that trained into the history; the arguments are those of `record_run`.
 
     Raises ModelError when `exported` has no complete validation, RunError when writing fails.
@@ -351,15 +367,16 @@ def write_history(
         return
     verdict = read_part(exported, BLESSING_FILE, Verdict)
     is_published = verdict.blessed and champion_uri
+    content = files.parse_json(state, "state", SettingsError)
     run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        reason=reason,
+        reason=content.get("reason", ""),
         blessed=verdict.blessed,
         verdict=verdict.summary,
         metrics=verdict.metrics,
         champion=champions.published_by(exported, champion_uri, job_name) if is_published else "",
-        state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
+        state=restore(State, content, "state", SettingsError),
     )
     history = champions.champion_directory(history_uri)
     try:
