@@ -90,7 +90,7 @@ def test_settings_reach_the_worker_pools():
         for name, task in tasks
         if "readers" in task.get("inputs", {}).get("parameters", {})
     }
-    assert readers == {"configure": 4, "rehearse": 4}
+    assert readers == {"detect-changes": 4, "preprocess": 4, "rehearse": 4}
 
 
 def test_the_rehearsal_from_the_command_line_has_the_cluster_of_the_job(tmp_path, monkeypatch):

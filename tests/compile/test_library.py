@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from kfp import compiler, dsl
+from kfp import compiler, dsl, local
+from kfp.dsl.base_component import BaseComponent
 
 import shardline.components
 import shardline.components.train.replica
@@ -17,7 +18,6 @@ from shardline.components import (
     Cluster,
     CustomJobSettings,
     WorkerPool,
-    configure,
     export_validate,
     preprocess,
     register,
@@ -25,67 +25,91 @@ from shardline.components import (
     train,
     with_image,
 )
-from shardline.components.changes.component import OBJECTS
-from shardline.components.changes.component import configure as configure_function
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.train.settings import OPTIONS, TrainingSettings
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.pipelines.retrain import retrain_pipeline
+from shardline.pipelines.settings import load
+from shardline.pipelines.tune import tune_pipeline
 from tests.helpers.markdown import own_pipeline_cells, shown_files
 
+ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"
+NAMES = [name for name in shardline.components.__all__ if not name[0].isupper() and name != "with_image"]
 
 
-def test_every_field_of_a_runs_objects_is_an_input_with_its_default() -> None:
-    found = {
-        name: parameter.default
-        for name, parameter in inspect.signature(configure_function).parameters.items()
-        if name not in ("source", "model")
-    }
+@pytest.mark.parametrize("kind", [PreprocessSettings, TrainingSettings, GateSettings])
+def test_a_default_that_stands_twice_is_the_same(kind: Any) -> None:
+    """In the dataclass, in each component that has a parameter of this name, and in the pipelines."""
+    settings = load(ROOT / "settings" / "local.toml")
+    functions = [getattr(shardline.components, name).python_func for name in NAMES]
+    functions += [retrain_pipeline(settings).pipeline_func, tune_pipeline(settings, "{}").pipeline_func]
+    compared = 0
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        for function in functions:
+            given = inspect.signature(function).parameters.get(field.name)
+            # What a component requires has no default there; the pipelines start with the digits.
+            if (
+                given is not None
+                and inspect.Parameter.empty not in (given.default,)
+                and field.name != "source"
+            ):
+                assert given.default == (list(default) if isinstance(default, tuple) else default), function
+                compared += 1
+    assert compared >= 4
 
-    for kind in OBJECTS:
-        for field in dataclasses.fields(kind):
-            if field.name in (*found, "processes"):
-                value = field.default
-                if field.default_factory is not dataclasses.MISSING:
-                    value = field.default_factory()
-                expected = list(value) if isinstance(value, tuple) else value
-                assert field.name == "processes" or found[field.name] == expected
-            else:
-                assert field.name in ("source", "model")
+
+def test_an_option_has_one_place() -> None:
+    """Given by its plain name on a command line, it could be meant for two steps."""
+    kinds = [
+        {field.name for field in dataclasses.fields(kind)} for kind in (PreprocessSettings, GateSettings)
+    ]
+
+    assert not kinds[0] & kinds[1]
+    assert not OPTIONS & (kinds[0] | kinds[1])
 
 
-def test_constants_and_parameters_arrive_as_what_they_are(tmp_path: Path) -> None:
-    """Both, and within an object too, where KFP would make text of parameters in a dict of constants."""
+@pytest.mark.parametrize("name", NAMES)
+def test_a_component_is_one_of_kfp_and_explained(name: str) -> None:
+    component = getattr(shardline.components, name)
 
-    @dsl.pipeline(name="mixed")
-    def pipeline(epochs: int = 3, hparams: dict = {}, rules: list = [], least: float = 0.5) -> None:  # type: ignore[type-arg]  # noqa: B006
-        run = configure(
-            split={"train": 0.5, "test": 0.5},
-            epochs=epochs,
-            hparams=hparams,
-            train_options={"cache": "none"},
-            rules=rules,
-            min_accuracy=least,
-        ).outputs
-        dataset = preprocess(data=run["data"]).outputs["dataset"]
-        tried = rehearse(dataset=dataset, training=run["training"], gate=run["gate"])
-        trained = train(
-            dataset=dataset, training=run["training"], base_output_directory=tried.outputs["Output"]
-        )
-        judged = export_validate(dataset=dataset, model=trained.outputs["model"], gate=run["gate"]).outputs
-        register(exported=judged["exported"], gate=run["gate"])
+    assert isinstance(component, BaseComponent)
+    assert component.python_func.__doc__
+    assert component.description
 
-    tasks = compiled(pipeline, tmp_path)["root"]["dag"]["tasks"]
-    given = tasks["configure"]["inputs"]["parameters"]
 
-    assert given["epochs"] == {"componentInputParameter": "epochs"}
-    assert given["hparams"] == {"componentInputParameter": "hparams"}
-    assert given["train_options"] == {"runtimeValue": {"constant": {"cache": "none"}}}
-    assert given["split"] == {"runtimeValue": {"constant": {"train": 0.5, "test": 0.5}}}
-    assert given["rules"] == {"componentInputParameter": "rules"}
-    assert given["min_accuracy"] == {"componentInputParameter": "least"}
-    for task in ("rehearse", "train"):
-        assert tasks[task]["inputs"]["parameters"]["training"]["taskOutputParameter"] == {
-            "outputParameterKey": "training",
-            "producerTask": "configure",
-        }
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore:You may be attemping to run a task that uses custom:RuntimeWarning")
+def test_an_own_pipeline_takes_eight_lines_and_runs_in_stock_kfp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With a component of one's own in the middle; without any other of ours before."""
+    monkeypatch.chdir(tmp_path)
+
+    @dsl.component(base_image="python:3.11", install_kfp_package=False)
+    def passes(dataset: dsl.Input[dsl.Dataset], examples: int) -> int:
+        return max(1, examples // int(dataset.metadata["train_records"]))
+
+    @dsl.pipeline(name="leaves")
+    def pipeline(champion_uri: str, rules: list = [], options: dict = {}) -> None:  # type: ignore[type-arg]  # noqa: B006
+        data = preprocess(source="digits", options=options).outputs["dataset"]
+        epochs = passes(dataset=data, examples=3000).output
+        trained = train(dataset=data, model_function="mnist_cnn", epochs=epochs, options={"cache": "off"})
+        judged = export_validate(dataset=data, model=trained.outputs["model"], rules=rules)
+        with dsl.If(judged.outputs["Output"] == True):  # noqa: E712
+            register(exported=judged.outputs["exported"], champion_uri=champion_uri)
+
+    champion = tmp_path / "model store"
+    champion.mkdir()
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "out"))
+    split = {"split": {"train": 0.7, "validation": 0.1, "test": 0.2}}
+    pipeline(champion_uri=str(champion), rules=["accuracy >= 0.2"], options=split)
+
+    assert "epoch 2/2" in capfd.readouterr().out
+    assert (champion / "champion.json").is_file()
 
 
 def test_image_and_machines_are_those_that_were_given(tmp_path: Path) -> None:
@@ -93,12 +117,19 @@ def test_image_and_machines_are_those_that_were_given(tmp_path: Path) -> None:
     ours = with_image(IMAGE, CustomJobSettings(cluster=Cluster.of(pool)))
 
     @dsl.pipeline(name="in-image")
-    def pipeline() -> None:
-        run = ours.configure().outputs
-        dataset = ours.preprocess(data=run["data"]).outputs["dataset"]
-        ours.train(dataset=dataset, training=run["training"])
+    def pipeline(hparams: dict = {}) -> None:  # type: ignore[type-arg]  # noqa: B006
+        dataset = ours.preprocess(source="digits", readers=3).outputs["dataset"]
+        tried = ours.rehearse(dataset=dataset, model_function="mnist_cnn", hparams=hparams, readers=3)
+        directory = tried.outputs["Output"]
+        ours.train(
+            dataset=dataset,
+            model_function="mnist_cnn",
+            hparams=hparams,
+            base_output_directory=directory,
+        )
 
-    spec = compiled(pipeline, tmp_path)
+    compiler.Compiler().compile(pipeline, str(tmp_path / "own.yaml"))
+    spec = yaml.safe_load((tmp_path / "own.yaml").read_text())
     chief, workers = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]["worker_pool_specs"][
         "defaultValue"
     ]
@@ -127,13 +158,9 @@ def test_importing_the_package_loads_no_kfp() -> None:
 
 def test_an_own_mistake_names_the_input() -> None:
     with pytest.raises(TypeError, match="epoch"):
-        configure(epoch=3)
-
-
-def compiled(pipeline: Any, tmp_path: Path) -> dict[str, Any]:
-    compiler.Compiler().compile(pipeline, str(tmp_path / "own.yaml"))
-    spec: dict[str, Any] = yaml.safe_load((tmp_path / "own.yaml").read_text())
-    return spec
+        rehearse(epoch=3)
+    with pytest.raises(AttributeError, match="there is no component 'validate'"):
+        with_image(IMAGE).validate  # noqa: B018
 
 
 def test_the_page_and_the_notebook_have_the_same_pipeline() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardline.components.changes.component import configure
+from shardline.components.changes.component import detect_changes
 from shardline.pipelines import settings
 from shardline.pipelines.compile import compile_pipeline
 from tests.helpers.checks import check_pipeline
@@ -34,14 +34,6 @@ def inside(spec, *names):
     return component
 
 
-def titled(spec, component, title):
-    """Returns the component of the task that has a title."""
-    (found,) = [
-        task for task in component["dag"]["tasks"].values() if task.get("taskInfo", {}).get("name") == title
-    ]
-    return spec["components"][found["componentRef"]["name"]]
-
-
 def tasks_of(spec, name):
     """Returns the tasks, wherever they stand, that run a step."""
     return [
@@ -60,32 +52,38 @@ def in_many_tasks():
 
 def test_the_steps_and_their_order(spec):
     assert graph(spec["root"]) == {"exit-handler-1": [], "conclude": ["exit-handler-1"]}
-    run = inside(spec, "exit-handler-1")
-    (changed,) = set(graph(run)) - {"configure"}
-    assert graph(run) == {"configure": [], changed: ["configure"]}
-    steps = inside(spec, "exit-handler-1", changed)
-    assert graph(steps) == {
+    assert graph(inside(spec, "exit-handler-1")) == {
+        "detect-changes": [],
+        "condition-2": ["detect-changes"],
+    }
+    assert graph(inside(spec, "exit-handler-1", "condition-2")) == {
         "preprocess": [],
         "rehearse": ["preprocess"],
-        "train-and-register": ["preprocess", "rehearse"],
-        "record-run": ["train-and-register"],
+        "train": ["preprocess", "rehearse"],
+        "export-validate": ["preprocess", "train"],
+        "publish": ["export-validate"],
+        "record-run": ["export-validate", "publish"],
     }
-    follow_up = titled(spec, steps, "train-and-register")
-    assert graph(follow_up) == {"train": [], "export-validate": ["train"], "condition-1": ["export-validate"]}
-    assert graph(titled(spec, follow_up, "blessed")) == {"register": []}
+    publish = inside(spec, "exit-handler-1", "condition-2", "publish")
+    assert graph(publish) == {"condition-1": []}
+    (blessed,) = publish["dag"]["tasks"].values()
+    condition = "inputs.parameter_values['pipelinechannel--blessed'] == true"
+    assert blessed["triggerPolicy"] == {"condition": condition}
+    assert graph(spec["components"][blessed["componentRef"]["name"]]) == {"register": []}
 
 
 def test_many_tasks_write_a_dataset_where_the_settings_say_so(in_many_tasks):
-    changed = titled(in_many_tasks, inside(in_many_tasks, "exit-handler-1"), "changed")
-    steps = graph(changed)
+    steps = graph(inside(in_many_tasks, "exit-handler-1", "condition-2"))
     (loop,) = [name for name in steps if name.startswith("for-loop")]
     assert steps == {
         "plan-shards": [],
         loop: ["plan-shards"],
         "finish-dataset": [loop, "plan-shards"],
         "rehearse": ["finish-dataset"],
-        "train-and-register": ["finish-dataset", "rehearse"],
-        "record-run": ["train-and-register"],
+        "train": ["finish-dataset", "rehearse"],
+        "export-validate": ["finish-dataset", "train"],
+        "publish": ["export-validate"],
+        "record-run": ["export-validate", "publish"],
     }
     (task,) = tasks_of(in_many_tasks, "plan-shards")
     assert task["inputs"]["parameters"]["tasks"] == {"runtimeValue": {"constant": 3.0}}
@@ -96,10 +94,10 @@ def test_what_is_conditional_compares_booleans_and_numbers(spec):
     """kfp.local cannot evaluate a condition on a text with an apostrophe."""
     run = inside(spec, "exit-handler-1")
     (policy,) = [task["triggerPolicy"] for task in run["dag"]["tasks"].values() if "triggerPolicy" in task]
-    channel = "pipelinechannel--configure-changed"
+    channel = "pipelinechannel--detect-changes-changed"
 
     assert policy == {"condition": f"inputs.parameter_values['{channel}'] == true"}
-    outputs = spec["components"]["comp-configure"]["outputDefinitions"]["parameters"]
+    outputs = spec["components"]["comp-detect-changes"]["outputDefinitions"]["parameters"]
     assert outputs["changed"]["parameterType"] == "BOOLEAN"
 
 
@@ -127,17 +125,17 @@ def test_a_cached_dataset_is_one_of_the_same_data(spec):
 
     assert task["cachingOptions"] == {"enableCache": True}
     assert task["inputs"]["parameters"]["fingerprint"] == {
-        "componentInputParameter": "pipelinechannel--configure-fingerprint"
+        "componentInputParameter": "pipelinechannel--detect-changes-fingerprint"
     }
-    assert task["inputs"]["parameters"]["data"] == {
-        "componentInputParameter": "pipelinechannel--configure-data"
+    assert task["inputs"]["parameters"]["source"] == {
+        "componentInputParameter": "pipelinechannel--detect-changes-source"
     }
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "configure",  # reads the history and the source
+        "detect-changes",  # reads the history and the source
         "plan-shards",  # share a directory, which another run may be filling
         "write-shards",
         "finish-dataset",
@@ -155,15 +153,15 @@ def test_what_depends_on_more_than_its_inputs_is_not_cached(name, spec, in_many_
 
 def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spec):
     parameters = set(spec["root"]["inputDefinitions"]["parameters"])
-    (task,) = tasks_of(spec, "configure")
+    (task,) = tasks_of(spec, "detect-changes")
     looked = {
         value["componentInputParameter"].removeprefix("pipelinechannel--")
         for value in task["inputs"]["parameters"].values()
         if "componentInputParameter" in value
     }
 
-    assert parameters - looked == {"continue_run", "preprocess_processes"}
-    # Each under its own name.
-    names = {name for name in configure.__annotations__ if name != "return"}
-    assert looked <= names
-    assert names - looked == {"scheduled", "created", "readers"}
+    assert parameters - looked == {"continue_run"}
+    # Each under its own name, but for the model, which a component puts out under that name.
+    names = {name for name in detect_changes.__annotations__ if name != "return"}
+    assert looked - names == {"model"}
+    assert names - looked == {"scheduled", "created", "readers", "model_function"}

@@ -46,15 +46,15 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 def test_the_best_trial_parametrizes_the_final_training():
     steps = tasks(compiled(settings.load(LOCAL)))
 
-    before = {"configure", "preprocess", "rehearse", "plan-study"}
-    assert set(steps) == before | {"hyperparameter-tuning-job", "best-trial", "train-and-register"}
-    final = steps["train-and-register"]["inputs"]["parameters"]
+    before = {"detect-changes", "preprocess", "rehearse", "plan-study"}
+    final = {"best-trial", "train", "export-validate", "condition-2"}
+    assert set(steps) == {*before, "hyperparameter-tuning-job", *final}
     producers = {
         name: item["taskOutputParameter"]["producerTask"]
-        for name, item in final.items()
+        for name, item in steps["train"]["inputs"]["parameters"].items()
         if "taskOutputParameter" in item
     }
-    assert producers == {"training": "best-trial", "gate": "configure", "base_output_directory": "rehearse"}
+    assert producers == {"tuned": "best-trial", "base_output_directory": "rehearse"}
     # A plan that is cached names the directory of an earlier run.
     assert not steps["plan-study"]["cachingOptions"].get("enableCache")
 
