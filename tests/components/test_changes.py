@@ -13,7 +13,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.changes.component import configure, record_run
+from shardline.components.changes.component import detect_changes, record_run
 from shardline.components.changes.detection import (
     Fingerprint,
     State,
@@ -31,7 +31,7 @@ from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SETTINGS = {"readers": 2, "hparams": {"filters": 8}}
+SETTINGS = {"model_function": "mnist_cnn", "readers": 2, "hparams": {"filters": 8}}
 #: Settings of the trainer that name code of a user, as each says of itself.
 CODE_OF_A_USER = [
     name
@@ -63,7 +63,7 @@ def known_as(found):
 
 def look(history, source, **settings):
     of_the_run = {"force": False, "scheduled": "", "created": "2026-11-20T06:00:00Z"}
-    return configure(
+    return detect_changes(
         **{"history_uri": str(history), "source": str(source), **of_the_run, **SETTINGS, **settings}
     )
 
@@ -81,7 +81,6 @@ def record(history, found, exported, job="run-1", champion=""):
     record_run(
         exported=dsl.Model(uri=str(exported)),
         state=found.state,
-        reason=found.reason,
         history_uri=str(history),
         champion_uri=str(champion),
         job_name=job,
@@ -354,12 +353,15 @@ def test_records_a_label_file_and_prepared_datasets(photos, history, tmp_path):
     (tmp_path / "labels.csv").write_text("path,label\ncat/1.png,cat\n")
     (tmp_path / "b.tfrecord").touch()
     (tmp_path / "a.tfrecord").touch()
-    tfds = {"source": "tfds:digits:big", "data_dir": str(tmp_path / "tfds")}
+    tfds = {"source": "tfds:digits:big", "data_options": {"data_dir": str(tmp_path / "tfds")}}
     (tmp_path / "tfds" / "digits" / "big" / "1.0.0").mkdir(parents=True)
     (tmp_path / "tfds" / "digits" / "big" / "1.0.0" / "info.json").touch()
     (tmp_path / "tfds" / "mnist").mkdir()
     looked = {
-        "labels.csv": {"source": f"images:{photos}", "labels": str(tmp_path / "labels.csv")},
+        "labels.csv": {
+            "source": f"images:{photos}",
+            "data_options": {"labels": str(tmp_path / "labels.csv")},
+        },
         "b.tfrecord": {"source": f"tfrecord:{tmp_path}/*.tfrecord"},
         "tfds/digits/big/1.0.0/info.json": tfds,
     }
@@ -431,6 +433,7 @@ def test_a_champion_that_could_not_be_replaced_is_said_before_anything_is_traine
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file", "photos"]
 
 
+LITERT = {"formats": ["litert"]}
 MISFIT = "does not fit a label of kind"
 
 
@@ -444,8 +447,18 @@ MISFIT = "does not fit a label of kind"
         ({"label": "fare;zone", "rules": ["fare.r2 >= 0.5", "zone.accuracy >= 0.9"]}, ""),
         ({"label": "fare;zone", "rules": ["zone.r2 >= 0.5"]}, MISFIT),
         ({"label": "zone", "rules": ["macro_f1 >= champion"]}, "but champion_uri is empty"),
-        ({"label": "zone", "formats": ["litert"]}, "can be converted to litert; the data are a table"),
-        ({"label": "zone", "formats": ["litert"], "features": {"image": "zone"}}, ""),
+        (
+            {"label": "zone", "gate_options": LITERT},
+            "can be converted to litert; the data are a table",
+        ),
+        (
+            {
+                "label": "zone",
+                "gate_options": LITERT,
+                "data_options": {"features": {"image": "zone"}},
+            },
+            "",
+        ),
     ],
 )
 def test_rules_and_formats_that_do_not_fit_the_data_are_refused_before_preprocessing(
@@ -469,7 +482,7 @@ def test_a_format_without_its_converter_is_refused_before_anything_is_trained(ph
     monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
 
     with pytest.raises(SystemExit):
-        look("", f"images:{photos}", formats=["litert"])
+        look("", f"images:{photos}", gate_options=LITERT)
 
     assert "litert needs ai_edge_litert, " in events[-1].text
 
@@ -541,7 +554,6 @@ def test_a_window_of_days_ends_with_the_runs_day() -> None:
 def test_a_table_of_bigquery_is_read_as_of_the_run():
     found = look("", "bigquery:p.shop.orders_{date:%Y} WHERE a > 1")
     assert found.source == "bigquery:p.shop.orders_2026@2026-11-20T06:00:00.000Z WHERE a > 1"
-    assert found.data["source"] == found.source
     query = "bigquery:SELECT a FROM b FOR SYSTEM_TIME AS OF '{}'"
     assert look("", query.format("{snapshot}")).source == query.format("2026-11-20T06:00:00.000Z")
     pinned = "bigquery:p.shop.orders@2026-11-01T00:00:00Z"

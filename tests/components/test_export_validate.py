@@ -391,7 +391,7 @@ def weak(dataset, tmp_path_factory, clean_process):
     task = artifacts(dataset, root / "model", root / "out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "CleanProcess", lambda: contextlib.nullcontext(clean_process))
-        outcome = export_validate(**task, gate={"min_accuracy": 0.95})
+        outcome = export_validate(**task, options={"min_accuracy": 0.95})
     return outcome, task, root
 
 
@@ -573,7 +573,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(dataset, tmp_path, eve
     task = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
 
     with pytest.raises(SystemExit) as ended:
-        export_validate(**task, gate={"min_accuracy": 0.95})
+        export_validate(**task, options={"min_accuracy": 0.95})
 
     assert ended.value.code == 2
     assert [event.kind for event in events if event.kind != "line"] == ["error"]

@@ -37,10 +37,10 @@ def _check(dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
 
 def test_the_component(tmp_path: Path) -> None:
     artifacts = _artifacts(tmp_path)
-    component.preprocess(*artifacts, data={"source": "digits", "readers": 2.0})
+    component.preprocess(*artifacts, source="digits", readers=2, options={"shards": 8.0})
     _check(*artifacts)
     # A task that is tried again finds the whole dataset of the first try.
-    component.preprocess(*artifacts, data={"source": "digits", "readers": 2.0})
+    component.preprocess(*artifacts, source="digits", readers=2, options={"shards": 8.0})
     run("digits", tmp_path / "command", readers=2)
     assert contents(tmp_path / "dataset") == contents(tmp_path / "command")
 
@@ -49,7 +49,7 @@ def test_the_component(tmp_path: Path) -> None:
 def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     images = write_images(tmp_path / "images", each=60)
     planned = dsl.Dataset(uri=str(tmp_path / "shared"))
-    parts = component.plan_shards(planned, tasks, data={"source": f"images:{images}", "shards": 4})
+    parts = component.plan_shards(planned, tasks, f"images:{images}", options={"shards": 4})
     count = min(tasks, 6)
     assert parts == [f"{number}/{count}" for number in range(count)]
     for part in reversed(parts):
@@ -66,7 +66,11 @@ def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     ("function", "changes", "message"),
     [
         (component.preprocess, {"source": "digit"}, "unknown source 'digit'"),
-        (component.plan_shards, {"shard": 3}, "unknown key data.shard; did you mean data.shards?"),
+        (
+            component.plan_shards,
+            {"options": {"shard": 3}},
+            "did you mean options.shards?",
+        ),
     ],
 )
 def test_the_component_ends_with_one_line(
@@ -75,7 +79,7 @@ def test_the_component_ends_with_one_line(
     dataset, metrics, card = _artifacts(tmp_path)
     arguments = (dataset, metrics, card) if function is component.preprocess else (dataset, 2)
     with pytest.raises(SystemExit) as ended:
-        function(*arguments, data={"source": "digits"} | changes)
+        function(*arguments, **{"source": "digits"} | changes)
     assert ended.value.code == ShardlineError.exit_code
     assert [(event.kind, event.topic) for event in events] == [("error", "preprocess")]
     assert message in events[0].text
@@ -93,4 +97,5 @@ def test_the_component_is_self_contained(function: Callable[..., Any]) -> None:
     exec(inspect.getsource(function), namespace)
     names = set(namespace[function.__name__].__code__.co_names)
     assert "shardline.components.preprocess.component" in names
-    assert len(names) == 2  # the module, and what is imported from it
+    # The module, and what is imported from it.
+    assert len(names - {"dict", "locals"}) == 2

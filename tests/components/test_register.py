@@ -85,7 +85,7 @@ def test_a_bucket_without_a_client_is_reached_through_its_mount_or_not_at_all():
 
 
 def test_the_component_publishes(exported, champion, events):
-    run = {"exported": dsl.Model(uri=str(exported)), "gate": {"champion_uri": str(champion)}}
+    run = {"exported": dsl.Model(uri=str(exported)), "champion_uri": str(champion)}
     register(**run)
     first = current(champion)
     judge_again(exported, champion)
@@ -101,7 +101,7 @@ def test_the_component_publishes(exported, champion, events):
 def test_without_a_place_nothing_is_published(exported, tmp_path, events):
     before = sorted(tmp_path.rglob("*"))
 
-    register(exported=dsl.Model(uri=str(exported)), gate={"champion_uri": ""})
+    register(exported=dsl.Model(uri=str(exported)), champion_uri="")
 
     assert [event.text for event in events] == ["champion_uri is empty: the blessed model is not published"]
     assert sorted(tmp_path.rglob("*")) == before
@@ -111,7 +111,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
     weak = write_export(tmp_path / "weak", blessed=False)
 
     with pytest.raises(SystemExit) as ended:
-        register(exported=dsl.Model(uri=str(weak)), gate={"champion_uri": str(champion)})
+        register(exported=dsl.Model(uri=str(weak)), champion_uri=str(champion))
 
     assert ended.value.code == 2
     (event,) = events

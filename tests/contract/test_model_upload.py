@@ -71,7 +71,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
     @dsl.pipeline(name="upload")
     def pipeline(result: str) -> None:
         exported = export().outputs["exported"]
-        ready = serving_model_op(exported=exported, image_uri=upload.serving_image_uri, gate={})
+        ready = serving_model_op(exported=exported, image_uri=upload.serving_image_uri)
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(upload, stored, pipeline="retrain")
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)

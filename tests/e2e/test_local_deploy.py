@@ -39,7 +39,7 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
         exported = export().outputs["exported"]
-        ready = component()(serving_model)(exported=exported, image_uri="s:1", gate={})
+        ready = component()(serving_model)(exported=exported, image_uri="s:1")
         uploaded = upload_task(upload, ready, "deploy")
         deploy_tasks(deploy, uploaded, "digits", "deploy")
         ModelBatchPredictOp(
