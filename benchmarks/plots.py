@@ -42,7 +42,7 @@ def step_ms(work: str, batch: int, workers: int, way: str) -> float:
 
 def efficiencies() -> None:
     """Efficiency of two workers by batch, measured and predicted."""
-    figure, axes = _axes("Two workers: share of twice one worker's speed")
+    figure, axes = empty_figure("Two workers: share of twice one worker's speed")
     batches = sorted({int(row["batch"]) for row in rows() if row["work"] == "tutorial CNN"})
     ones = [step_ms("tutorial CNN", batch, 1, "one worker") for batch in batches]
     for way, colour in _WAYS.items():
@@ -63,7 +63,7 @@ def efficiencies() -> None:
 
 def steps() -> None:
     """Where a step's time goes on two workers."""
-    figure, axes = _axes("A step on two workers")
+    figure, axes = empty_figure("A step on two workers")
     shown = [("tutorial CNN", 64), ("tutorial CNN", 512), ("ResNet50 96 px", 16)]
     labels, position = [], 0
     for work, batch in shown:
@@ -81,7 +81,9 @@ def steps() -> None:
 
 def workers() -> None:
     """Predicted efficiency by number of workers on a network of 10 Gbit/s, by batch."""
-    figure, axes = _axes("Predicted: 10 Gbit/s, 0.1 ms, tutorial CNN on workers of this machine's speed")
+    figure, axes = empty_figure(
+        "Predicted: 10 Gbit/s, 0.1 ms, tutorial CNN on workers of this machine's speed"
+    )
     counts = [1, 2, 4, 8, 16, 32]
     ones = {batch: step_ms("tutorial CNN", batch, 1, "one worker") / 1e3 for batch in (64, 512)}
     slope = (ones[512] - ones[64]) / (512 - 64)
@@ -98,7 +100,7 @@ def workers() -> None:
 
 def rings() -> None:
     """Efficiency of two workers with Shardline's exchange of gradients, next to TensorFlow's own ring."""
-    figure, axes = _axes("Efficiency of two workers on two cores (1.00 is twice the speed of one)")
+    figure, axes = empty_figure("Efficiency of two workers on two cores (1.00 is twice the speed of one)")
     shown = [
         ("tutorial CNN", 64, "ring of Unix sockets"),
         ("tutorial CNN", 512, "ring of Unix sockets"),
@@ -133,7 +135,8 @@ def efficiency(seconds: float, workers: int, bandwidth: float = _BANDWIDTH) -> f
     return seconds / (seconds + (exchange if workers > 1 else 0))
 
 
-def _axes(title: str) -> tuple[Any, Any]:
+def empty_figure(title: str) -> tuple[Any, Any]:
+    """Returns an empty figure and its axes."""
     import matplotlib
 
     matplotlib.use("svg")

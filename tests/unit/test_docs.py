@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -21,7 +22,7 @@ from docs.reference import reference
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import CommandGroup
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import declared_parameters, load_pipeline
+from shardline.pipelines.spec import all_tasks, declared_parameters, load_pipeline
 from shardline.pipelines.tables import split_pairs
 from shardline.trainer import task
 from shardline.trainer.base import errors
@@ -169,6 +170,20 @@ def test_every_page_is_reached_from_the_first() -> None:
 
 def test_the_reference_of_the_command_line_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), "python -m docs.reference"
+
+
+def test_the_picture_of_the_pipeline_has_every_task() -> None:
+    spec = load_pipeline(ROOT / "compiled" / "retrain.yaml")
+    groups = {name for name, component in spec["components"].items() if "dag" in component}
+    tasks = {name for name, task in all_tasks(spec) if task["componentRef"]["name"] not in groups}
+
+    picture = ElementTree.parse(ROOT / "docs" / "_static" / "retrain.svg")
+    # A name in two lines is two texts of one group.
+    texts = {"".join("".join(group.itertext()).split()) for group in picture.iterfind(".//{*}text/..")}
+    described = re.findall(r"!\[(.*)\]\(docs/_static/retrain.svg\)", (ROOT / "README.md").read_text())
+
+    assert texts == {*tasks, "run", "ifchanged", "ifblessed"}, "python -m docs.pictures"
+    assert all(task in described[0] for task in tasks)
 
 
 def test_the_page_of_the_command_line_has_every_exit_code() -> None:
