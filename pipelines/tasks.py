@@ -127,11 +127,8 @@ class Tasks:
 
     def tuning_job(self, planned: dsl.PipelineTask) -> dsl.PipelineTask:
         """Searches, in a HyperparameterTuningJob that `plan_study` has planned."""
-        job = self._settings.train
-        fixed = {"display_name": self._pipeline, "extra": job.extra, **job.arguments}
-        del fixed["base_output_directory"]  # the run's own, below the pipeline's root
         fields = {name: output for name, output in planned.outputs.items() if name != "trials"}
-        return tuning_job(fixed)(**fields)
+        return tuning_job(self._pipeline, self._settings.train)(**fields)
 
     def best_trial(self, searched: dsl.PipelineTask) -> dsl.PipelineTask:
         """Finds the best trial of a tuning job."""

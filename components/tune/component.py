@@ -4,11 +4,12 @@ KFP embeds the source text of a Python component alone, so these import inside.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
+
+from shardline.components.vertex.job import CustomJobSettings
 
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 #: GCPC's own image, of the version that is installed.
@@ -94,7 +95,7 @@ def best_trial(
         return select_best_trial(gcp_resources, Path(trials.path), page_path(report))
 
 
-def tuning_job(fixed: Mapping[str, Any]) -> Any:
+def tuning_job(name: str, settings: CustomJobSettings) -> Any:
     """Returns a component like GCPC's HyperparameterTuningJobRunOp, with the same launcher and more fields.
 
     That one has no field for early stopping, restarts after a lost worker, timeout, scheduling strategy,
@@ -102,14 +103,14 @@ def tuning_job(fixed: Mapping[str, Any]) -> Any:
     seconds whenever a pipeline is compiled.
 
     Args:
-        fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials'
-            CustomJobSpec and its scheduling; an empty text is left out of the request.
+        name: Display name of the job.
+        settings: The job of each trial; its base_output_directory is an input instead, as are its pools.
     """
-    trial = dict(fixed)
+    trial, extra = settings.arguments, settings.extra
+    del trial["base_output_directory"]
     key = {"kms_key_name": trial.pop("encryption_spec_key_name")}
-    job = {"display_name": trial.pop("display_name"), "encryption_spec": key}
-    extra = trial.pop("extra")
-    scheduling = {name: trial.pop(name) for name in _SCHEDULING}
+    job = {"display_name": name, "encryption_spec": key}
+    scheduling = {field: trial.pop(field) for field in _SCHEDULING}
     trial |= {**extra, "scheduling": {**scheduling, **extra.get("scheduling", {})}}
 
     @dsl.container_component  # type: ignore[untyped-decorator]

@@ -41,7 +41,7 @@ class Publication:
 
     def do(self) -> None:
         """Does all tasks that are still to be done, as an attempt that knows nothing of the one before."""
-        of_run: dict[str, Any] = {"gate": {"champion_uri": str(self.champion)}, "job_name": self._run}
+        of_run: dict[str, Any] = {"champion_uri": str(self.champion), "job_name": self._run}
         serving_model(exported=self._exported, serving=self._serving, image_uri="s:1", **of_run)
         self.uploads += 1  # Google's own, which has a test of its own
         register(exported=self._exported, **of_run)
@@ -117,7 +117,7 @@ def prepare(directory: Path, **names: str) -> int | str | None:
     directory = Path(tempfile.mkdtemp(dir=directory))
     exported, serving = dsl.Model(uri=str(directory / "exported")), dsl.Artifact(uri=str(directory / "out"))
     write_export(Path(exported.path))
-    common: dict[str, Any] = {"image_uri": "s:1", "gate": {}, "pipeline": "retrain"}
+    common: dict[str, Any] = {"image_uri": "s:1", "pipeline": "retrain"}
     try:
         serving_model(exported=exported, serving=serving, **common, **names)
     except SystemExit as ended:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from google.rpc import code_pb2
 from shardline.components.tune.best_trial import read_job, trials_of
 from shardline.components.tune.component import tuning_job
 from shardline.pipelines.settings import load
-from shardline.pipelines.tune import job_arguments
 from shardline.trainer.base.errors import PlatformError
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
@@ -63,14 +63,14 @@ def payload(**changes: str) -> str:
         "base_output_directory": "gs://staging/trials",
         "labels": '{"component": "tune", "seed": "7"}',
     }
-    fixed = {
-        **job_arguments(load(Path("settings/local.toml"))),
-        "service_account": "sa@acme-vision.iam.gserviceaccount.com",
-        "network": "projects/123456/global/networks/net",
-        "encryption_spec_key_name": "",
+    train = replace(
+        load(Path("settings/local.toml")).train,
+        service_account="sa@acme-vision.iam.gserviceaccount.com",
+        network="projects/123456/global/networks/net",
+        encryption_spec_key_name="",
         **changes,
-    }
-    job = tuning_job(fixed)
+    )
+    job = tuning_job("tune", train)
     args = job.component_spec.implementation.container.args
     template = "".join(str(part) for part in args[list(args).index("--payload") + 1].items)
 
