@@ -28,7 +28,11 @@ class Tasks:
 
     def detect_changes(self, **inputs: Any) -> dsl.PipelineTask:
         """Checks all settings, and compares them, the data and the code with those of the last run."""
-        return self._task("detect_changes", self._small, readers=self._readers, **inputs)
+        times = {
+            "scheduled": dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
+            "created": dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+        }
+        return self._task("detect_changes", self._small, readers=self._readers, **times, **inputs)
 
     def preprocess(self, *, fingerprint: Any = None, **inputs: Any) -> Any:
         """Writes the dataset, which is returned, in one task or in as many as the settings say.
@@ -83,7 +87,6 @@ class Tasks:
                 pipeline=self._pipeline,
                 parent_model=upload.parent_model,
                 endpoint=deploy.endpoint if deploy else "",
-                **_JOB_NAME,
                 **inputs,
             )
             tasks = [upload_task(upload, ready, self._pipeline)]
@@ -137,6 +140,8 @@ class Tasks:
     def _task(self, name: str, machine: TaskMachine, **inputs: Any) -> dsl.PipelineTask:
         """Adds a task of a component, on the machine of a table of the settings."""
         component = getattr(with_image(self._settings.image), name)
+        if "job_name" in component.component_spec.inputs:  # not every backend fills in a component's default
+            inputs |= _JOB_NAME
         if not machine.machine_type:
             return machine.apply(component(**inputs))
         job = _single_replica_job(self._settings.train, machine)

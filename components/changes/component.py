@@ -23,8 +23,8 @@ def detect_changes(
     gate_options: dict[str, Any] = {},
     history_uri: str = "",
     force: bool = False,
-    scheduled: str = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
-    created: str = dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+    scheduled: str = "",
+    created: str = "",
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Outputs",
     [
@@ -43,8 +43,9 @@ def detect_changes(
     Args:
         history_uri: Directory or gs:// with the history of runs; "" for none, and every run trains.
         force: Whether to train without any change.
-        scheduled: Time for which the run was scheduled, RFC 3339; any other text without a schedule.
-        created: Time at which the run was created, RFC 3339.
+        scheduled: Time for which the run was scheduled, `dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER`;
+            any other text without a schedule.
+        created: Time of its creation, `dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER`; "" for now.
 
     Returns:
         changed: Whether the run trains.

@@ -154,10 +154,10 @@ def describe_changes(last: State, now: State) -> list[str]:
 def run_time(scheduled: str, created: str) -> datetime:
     """Returns the time of a run in UTC: the scheduled one, which may be in the past, or that of its creation.
 
-    Both are RFC 3339. Without a schedule, `scheduled` is the beginning of 1970 or no time at all. Raises
-    SettingsError when `created` is not a time either.
+    Both are RFC 3339. Without a schedule, `scheduled` is the beginning of 1970 or no time at all; where
+    `created` is empty, it is now. Raises SettingsError when `created` is another text that is not a time.
     """
-    for text in (scheduled, created):
+    for text in (scheduled, created or datetime.now(UTC).isoformat()):
         try:
             time = datetime.fromisoformat(text)
         except ValueError:

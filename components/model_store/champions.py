@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import tempfile
@@ -256,7 +257,7 @@ def require_store(uri: str | os.PathLike[str]) -> None:
     if not os.fspath(uri).startswith(_BUCKET_PREFIXES) and not Path(uri).is_dir():
         raise SettingsError(
             f"there is no directory {uri} for champions: mount the disk that it is on, or begin anew "
-            f"with mkdir -p {uri}"
+            f"with mkdir -p {shlex.quote(os.fspath(uri))}"
         )
     refuse_other_content(open_store(uri))
 

@@ -575,7 +575,7 @@ def test_the_scheduled_time_comes_before_that_of_creation():
     ):
         assert run_time(nothing, created).day == 20
     with pytest.raises(SettingsError, match="the run has no time"):
-        run_time("", "")
+        run_time("", "never")
 
 
 def test_the_day_of_a_scheduled_run_finds_its_data(photos, history, tmp_path):
