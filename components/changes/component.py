@@ -43,9 +43,8 @@ def detect_changes(
     Args:
         history_uri: Directory or gs:// with the history of runs; "" for none, and every run trains.
         force: Whether to train without any change.
-        scheduled: Time for which the run was scheduled, `dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER`;
-            any other text without a schedule.
-        created: Time of its creation, `dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER`; "" for now.
+        scheduled: `dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER`; any other text without a schedule.
+        created: `dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER`; "" for now.
 
     Returns:
         changed: Whether the run trains.

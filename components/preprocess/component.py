@@ -38,16 +38,12 @@ def preprocess(
         card: The dataset card, a page to look at.
         source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
             or pkg.module:Source.
-        label: Target of a table and the like, KIND:COLUMN[,COLUMN] with the kinds class, multilabel and
-            regression; "" for the source's own, or a column label.
+        label: Target in a table, KIND:COLUMN of kind class, multilabel or regression; "" for column label.
         image_size: Side of the stored square images in pixels, 4..4096; 0 for no resizing.
         seed: Seed of the order of the examples, from 0; not of the split.
         readers: Replicas that will train; shards per split are a multiple of it.
-        options: How the source becomes shards, further fields of
-            `shardline.components.preprocess.settings.PreprocessSettings`:
-            {"split": {"train": 0.9, "test": 0.1}, "encoding": "jpeg", "columns": {"zip": "text"}}.
-        fingerprint: Fingerprint of the source's content; not read. KFP's cache compares inputs, and the
-            source string does not change when the data does.
+        options: Other fields of `components.preprocess.settings.PreprocessSettings`, {"encoding": "jpeg"}.
+        fingerprint: Not read. KFP's cache compares inputs, and other data can have the same source.
     """
     arguments = dict(locals())
     from shardline.components.preprocess.component import preprocess_artifact

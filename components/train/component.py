@@ -42,10 +42,8 @@ def train(
             split where that is less.
         learning_rate: Argument of the model function; 0 for the model's own default.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
-        options: Further options of the trainer by name, those of `shardline train`:
-            {"early_stopping": "val_loss", "checkpoint_steps": 500}.
-        tuned: Parameters of the best trial, which replace the above; others are arguments of the model
-            function.
+        options: Other options of `shardline train`, {"early_stopping": "val_loss", "checkpoint_steps": 500}.
+        tuned: Parameters of the best trial, in place of the above or of arguments of the model function.
     """
     arguments = dict(locals())
     from shardline.components.train.replica import run

@@ -28,11 +28,9 @@ def export_validate(
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML report.
-        rules: Rules in addition to the default ones or, with a name, in place of one:
-            ["accuracy >= 0.9", "champion: accuracy >= champion - 0.05", "classes: off"].
-        champion_uri: Directory or gs:// URI with the champion to compare with; "" for none.
-        options: min_accuracy, first_run and undecided (bless or block), and formats, a list of onnx and
-            litert: fields of `components.validate.gate.gate.GateSettings`.
+        rules: Rules besides the default ones or, with a name, instead: ["accuracy >= 0.9", "classes: off"].
+        champion_uri: Directory or gs:// with the champion to compare with; "" for none.
+        options: Other fields of `components.validate.gate.gate.GateSettings`, {"first_run": "block"}.
         job_name: Name of the run.
 
     Returns:
