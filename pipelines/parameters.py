@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -69,7 +70,10 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
 
 #: Parameters of our pipelines that hold further fields of a dataclass, and those fields.
 _OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
-    "data_options": (PreprocessSettings, field_types(PreprocessSettings)),
+    "data_options": (
+        PreprocessSettings,
+        [key for key in field_types(PreprocessSettings) if key != "readers"],
+    ),
     "train_options": (TrainSettings, OPTIONS),
     "gate_options": (GateSettings, field_types(GateSettings)),
 }
@@ -77,49 +81,59 @@ _OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
 _KINDS = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", tuple: "LIST"}
 
 
+def _option_declarations(spec: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns the options of our own pipelines by name: the parameter that holds it, and its declaration."""
+    known, found = declared_parameters(spec), {}
+    if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
+        for parameter, (kind, names) in _OPTIONS.items():
+            for name in [name for name in names if parameter in known and name not in known]:
+                hint = field_types(kind)[name]
+                declaration = {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
+                found[name] = (parameter, declaration)
+    return found
+
+
 def fold_options(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Puts a value whose name is an option, encoding=jpeg, into the parameter that holds it, data_options.
 
-    For our own pipelines; the values are as for `check_parameters`, which reports all other unknown names.
-    Raises PipelineError when an option is of another type.
+    For our own pipelines. A value of another type stays as it is: `check_parameters` reports it.
     """
     known, folded = declared_parameters(spec), dict(given)
-    if spec["pipelineInfo"]["name"] not in OWN_PIPELINES:
-        return folded
-    for parameter, (kind, names) in _OPTIONS.items():
-        options = {}
-        for name in [name for name in given if name in names and name not in known]:
-            hint = field_types(kind)[name]
-            declaration = {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
-            options[name] = convert(name, folded.pop(name), declaration)
-        if options and parameter in known:
-            before = folded.get(parameter, known[parameter].get("defaultValue", {}))
-            folded[parameter] = {**convert(parameter, before, known[parameter]), **options}
+    for name, (parameter, declaration) in _option_declarations(spec).items():
+        if name in given:
+            with contextlib.suppress(PipelineError):
+                value = convert(name, given[name], declaration)
+                before = folded.get(parameter, known[parameter].get("defaultValue", {}))
+                folded[parameter] = {**convert(parameter, before, known[parameter]), name: value}
+                del folded[name]
     return folded
 
 
 def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters converted to their declared types: str, int, float, bool, dict or list.
 
-    Values are texts, as on a command line, or of the declared type. Raises PipelineError when one is unknown,
-    mistyped, not one of its literals, or missing.
+    Values are texts, as on a command line, or of the declared type; options are folded as by `fold_options`.
+    Raises PipelineError when one is unknown, mistyped, not one of its literals, or missing.
     """
-    known = declared_parameters(spec)
-    checked = {name: _check(name, value, known) for name, value in parameters.items()}
+    known, given = declared_parameters(spec), fold_options(spec, parameters)
+    options = {name: declaration for name, (_, declaration) in _option_declarations(spec).items()}
+    checked = {name: _check(name, value, known, options) for name, value in given.items()}
     for name, declaration in known.items():
-        if name not in parameters and "defaultValue" not in declaration and not declaration.get("isOptional"):
+        if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
                 f"the parameter {name} ({_type_of(declaration)}) has no default and must be set"
             )
     return checked
 
 
-def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any:
-    if name not in known:
+def _check(
+    name: str, value: Any, known: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    if name not in known and name not in options:
         listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
-        hint = did_you_mean(name, known) or f"it has {listing or 'none'}"
+        hint = did_you_mean(name, [*known, *options]) or f"it has {listing or 'none'}"
         raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}")
-    return convert(name, value, known[name])
+    return convert(name, value, known.get(name) or options[name])
 
 
 def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
@@ -257,7 +271,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
 
 def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:
     try:
-        return read_settings({**parameters, "model_function": parameters["model"]})
+        return read_settings({**parameters, "model_function": parameters["model"], "readers": 1})
     except KeyError as missing:
         raise PipelineError(
             f"the pipeline is named as Shardline's is, and has no parameter {missing.args[0]}; compile it "
@@ -280,7 +294,7 @@ def rehearsal_arguments(
     ]
     if not inputs:
         raise PipelineError("the pipeline has no task 'rehearse'; compile it with this release")
-    _, training, gate = _settings(defaults(spec) | check_parameters(spec, fold_options(spec, parameters)))
+    _, training, gate = _settings(defaults(spec) | check_parameters(spec, parameters))
     names = ("readers", "parameter_servers")
     readers, servers = (int(inputs[0][name]["runtimeValue"]["constant"]) for name in names)
     return training, gate, readers, servers

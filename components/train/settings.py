@@ -92,4 +92,6 @@ def check_options(names: Collection[str]) -> None:
     for name in names:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=5, cutoff=0.0)
-            raise SettingsError(f"training has no option {name!r}; the nearest are {', '.join(near)}")
+            has_own = name in TRAINER_SETTINGS
+            hint = "it has a value of its own" if has_own else f"the nearest are {', '.join(near)}"
+            raise SettingsError(f"training has no option {name!r}; {hint}")
