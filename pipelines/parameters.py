@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -78,10 +79,13 @@ _OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
     "gate_options": (GateSettings, field_types(GateSettings)),
 }
 #: Types of the fields, as those of parameters.
-_KINDS = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", tuple: "LIST"}
+_KINDS: dict[Any, str] = {
+    **{str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", tuple: "LIST"},
+    types.UnionType: "STRING_OR_STRUCT",  # no type of KFP: class_weights is balanced, or an object
+}
 
 
-def _option_declarations(spec: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+def option_declarations(spec: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Returns the options of our own pipelines by name: the parameter that holds it, and its declaration."""
     known, found = declared_parameters(spec), {}
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
@@ -99,7 +103,7 @@ def fold_options(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     For our own pipelines. A value of another type stays as it is: `check_parameters` reports it.
     """
     known, folded = declared_parameters(spec), dict(given)
-    for name, (parameter, declaration) in _option_declarations(spec).items():
+    for name, (parameter, declaration) in option_declarations(spec).items():
         if name in given:
             with contextlib.suppress(PipelineError):
                 value = convert(name, given[name], declaration)
@@ -116,7 +120,7 @@ def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
     Raises PipelineError when one is unknown, mistyped, not one of its literals, or missing.
     """
     known, given = declared_parameters(spec), fold_options(spec, parameters)
-    options = {name: declaration for name, (_, declaration) in _option_declarations(spec).items()}
+    options = {name: declaration for name, (_, declaration) in option_declarations(spec).items()}
     checked = {name: _check(name, value, known, options) for name, value in given.items()}
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
@@ -213,6 +217,11 @@ def _json(kind: type, value: Any) -> Any:
     return value
 
 
+def _string_or_object(value: Any) -> Any:
+    is_text = isinstance(value, str) and not value.lstrip().startswith("{")
+    return _string(value) if is_text else _json(dict, value)
+
+
 #: Converter of each type, and its name in messages.
 _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "STRING": (_string, "str"),
@@ -220,6 +229,7 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "NUMBER_DOUBLE": (_double, "float"),
     "BOOLEAN": (_boolean, "bool"),
     "STRUCT": (functools.partial(_json, dict), "a JSON object"),
+    "STRING_OR_STRUCT": (_string_or_object, "str or a JSON object"),
     "LIST": (functools.partial(_json, list), "a JSON array"),
 }
 

@@ -1,4 +1,4 @@
-"""Settings of preprocessing, the object `data` of a run: the source, and how it becomes a dataset."""
+"""Settings of preprocessing: the source, and how it becomes a dataset."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSettings:
-    """The object `data`: the source, and how it becomes shards.
+    """The source, and how it becomes shards.
 
     Attributes:
         source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,

@@ -170,8 +170,7 @@ CAUSES = (
     Cause(
         r"CUDA_ERROR_OUT_OF_MEMORY|OOM when allocating|ResourceExhaustedError|RESOURCE_EXHAUSTED: Out of",
         "the accelerator or the machine is out of memory: a tensor could not be allocated",
-        "lower per_replica_batch_size, set mixed precision in train_options, or choose an accelerator with "
-        "more memory",
+        "lower per_replica_batch_size, set precision=bfloat16, or choose an accelerator with more memory",
     ),
     Cause(
         r"No space left on device|ENOSPC",

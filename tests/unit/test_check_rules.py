@@ -185,7 +185,7 @@ RUN_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL606", {"model": "mnist_cnnn"}, {"model": "own.package:cnn"}),
     ("SL607", {"source": "images:photos"}, {"source": "images:gs://b/photos/{date}"}),
     ("SL607", {"source": "images:/"}, {"source": "images:/mnt/nowhere"}),  # which the image may hold
-    ("SL607", {"schema": "s.json"}, {"schema": "gs://b/s.json"}),
+    ("SL607", {"data_options": {"schema": "s.json"}}, {"data_options": {"schema": "gs://b/s.json"}}),
     ("SL607", options(initial_model="runs/x"), options(initial_model="/gcs/b/x")),
     ("SL607", {"model": "keras:VGG16", "hparams": {"weights": "w.h5"}}, {"hparams": {"weights": "imagenet"}}),
     ("SL607", {"source": "images:s3://b/x"}, {"source": "images:gs://b/x"}),

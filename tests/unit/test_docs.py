@@ -21,7 +21,7 @@ from docs.reference import commands as all_commands
 from docs.reference import reference
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import CommandGroup
-from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.parameters import check_parameters, option_declarations
 from shardline.pipelines.spec import all_tasks, declared_parameters, load_pipeline
 from shardline.pipelines.tables import split_pairs
 from shardline.trainer import task
@@ -253,11 +253,17 @@ def test_every_command_and_option_has_help() -> None:
         assert [option.opts[0] for option in options if not option.help] == [], context.command_path
 
 
-def test_the_quickstart_has_every_parameter_of_the_pipeline() -> None:
+def test_the_quickstart_has_every_parameter_of_the_pipeline_and_every_option() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
 
-    for name in declared_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml")):
-        assert f"`{name}`" in page, name
+    spec = load_pipeline(ROOT / "compiled" / "retrain.yaml")
+    options = {name: parameter for name, (parameter, _) in option_declarations(spec).items()}
+    of_trainer = [name for name in options if options[name] == "train_options"]
+
+    names = {*declared_parameters(spec), *options} - {*of_trainer}
+    assert [name for name in names if f"`{name}`" not in page] == []
+    flags = [f"--{name.removesuffix('s').replace('_', '-')}" for name in of_trainer]
+    assert [flag for flag in flags if flag not in reference()] == []
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,13 @@ SPEC = load_pipeline(ROOT / "compiled" / "retrain.yaml")
 
 
 def test_an_option_is_put_into_the_parameter_that_holds_it() -> None:
+    """Given beside the parameter itself, it wins."""
     given = {"data_options": '{"encoding": "jpeg", "shards": 3}', "encoding": "png", "early_stopping": "loss"}
 
+    weights = {"class_weights": "balanced"}
+    assert check_parameters(SPEC, weights) == {"train_options": weights}
+    weights = {"class_weights": '{"a": 2}'}
+    assert check_parameters(SPEC, weights) == {"train_options": {"class_weights": {"a": 2}}}
     assert check_parameters(SPEC, given | {"formats": '["onnx"]', "min_accuracy": 0.5}) == {
         "data_options": {"encoding": "png", "shards": 3},
         "train_options": {"early_stopping": "loss"},

@@ -170,9 +170,7 @@ def study(directory: Path, content: Any) -> Any:
 def tuning_job(directory: Path, content: Any) -> Any:
     write(directory / "job.json", content)
     resources = {"resources": [{"resourceUri": (directory / "job.json").as_uri()}]}
-    return select_best_trial(
-        json.dumps(resources), directory / "out", directory / "report.html", {"model": "mnist_cnn"}
-    )
+    return select_best_trial(json.dumps(resources), directory / "out", directory / "report.html")
 
 
 #: How each record is read, and what is in a true one.
@@ -227,7 +225,7 @@ def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject
 )
 def test_a_launchers_output_that_names_no_job_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ShardlineError, match="names no job"):
-        select_best_trial(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
+        select_best_trial(text, tmp_path, tmp_path / "report.html")
 
 
 @pytest.mark.parametrize("number", [5e183, "", None, []])

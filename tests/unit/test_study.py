@@ -11,6 +11,7 @@ import pytest
 from google.cloud.aiplatform_v1.types import StudySpec
 from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+from kfp import dsl
 
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import (
@@ -106,7 +107,7 @@ def test_the_example_is_a_study_and_a_broken_file_is_named(tmp_path: Path) -> No
         load_study(tmp_path / "none.toml")
 
 
-def planned(training: dict[str, Any] | None = None, **changes: Any) -> Any:
+def planned(**changes: Any) -> Any:
     values: dict[str, Any] = {
         "study": json.dumps(study()),
         "worker_pool_specs": [
@@ -114,18 +115,16 @@ def planned(training: dict[str, Any] | None = None, **changes: Any) -> Any:
             {"replica_count": "0"},
             {"replica_count": 2.0, "container_spec": {"image_uri": REDUCTION_SERVER_IMAGE}},
         ],
-        "base_output_directory": "gs://bucket/trials",
-        "labels": {"team": "vision"},
+        "trials": dsl.Artifact(uri="gs://bucket/trials"),
+        "job_labels": {"team": "vision"},
         "max_trial_count": 0,
-        "dataset": "/gcs/bucket/data",
-        "training": {
-            "model": "mlp",
-            "hparams": {"note": 'a "quote" {{ x }}', "units": 8},
-            "epochs": 2,
-            "seed": 7,
-            "train_options": {"early_stopping": "val_loss"},
-            **(training or {}),
-        },
+        "trial_epochs": 3,
+        "dataset": dsl.Dataset(uri="/gcs/bucket/data"),
+        "model_function": "mlp",
+        "hparams": {"note": 'a "quote" {{ x }}', "units": 8},
+        "epochs": 2,
+        "seed": 7,
+        "options": {"early_stopping": "val_loss"},
     }
     return plan(**{**values, **changes})
 
@@ -141,13 +140,15 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     assert (empty, "args" in reduction["container_spec"]) == ({"replica_count": "0"}, False)
     # As the platform adds them, in whatever form it writes numbers.
     flags = ["--learning_rate=0.001", "--units=3", "--per_replica_batch_size=16.0", "--kind=true"]
-    training = read(TrainingSettings, argument["training"], "training")
+    training = read(TrainingSettings, argument["training"], "")
+    assert training.epochs == 3
     merged = training.with_tuned(read_flags(flags, argument["parameters"]))
     assert merged.learning_rate == 0.001
     assert merged.per_replica_batch_size == 16
     assert type(merged.per_replica_batch_size) is int
     assert merged.hparams == {"note": 'a "quote" {{ x }}', "units": 3, "kind": True}
-    assert merged.train_options == {"early_stopping": "val_loss", "tuning_metric": "val_accuracy"}
+    assert merged.options == {"early_stopping": "val_loss", "tuning_metric": "val_accuracy"}
+    assert made.base_output_directory == "gs://bucket/trials"
     assert json.loads(made.labels) == {"team": "vision", "seed": "7"}
 
 
@@ -156,11 +157,11 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     [
         ({"study": json.dumps(study(parameter=[RATE | {"name": "model_dir"}]))}, "has no option 'model_dir'"),
         ({"study": json.dumps(study(parameter=[RATE | {"name": "tuning_metric"}]))}, "tuning_metric is the"),
-        ({"training": {"train_options": {"tuning_metric": "loss"}}}, "tuning_metric is the study's metric"),
+        ({"options": {"tuning_metric": "loss"}}, "tuning_metric is the study's metric"),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
-        ({"training": {"train_options": {"epochs": 3}}}, "has no option 'epochs'"),
-        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins a placeholder"),
+        ({"options": {"epochs": 3}}, "has no option 'epochs'"),
+        ({"hparams": {"x": "{{$.inputs}}"}}, "begins a placeholder"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(changes: dict[str, Any], words: str) -> None:

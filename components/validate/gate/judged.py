@@ -359,7 +359,7 @@ def _advise_rare_class(
             score = min(rare, key=lambda each: each.recall)
             advice = "add examples of it"
             if part.kind == CLASS and not training.options.get("class_weights"):
-                advice += ', or train with train_options={"class_weights": "balanced"}'
+                advice += ", or train with class_weights=balanced"
             found = f"{score.examples:,} of {total:,} test examples, {100 * score.recall:.0f} % of them found"
             yield f"{score.name!r} is rare ({found}): {advice}"
 
@@ -385,7 +385,7 @@ def _advise_training(training: TrainingRecord) -> str:
     if after >= max(2, len(losses) // 4) and sum(end) / len(end) - lowest > _RISE * abs(lowest):
         return (
             f"the model is overfitted, {at}: train for about {epochs[best]} epochs or with "
-            'train_options={"early_stopping": "val_loss"}; more data, augmentation or dropout help too'
+            "early_stopping=val_loss; more data, augmentation or dropout help too"
         )
     if after <= len(losses) // 10 and falls:
         still = "after one epoch val_loss is not at its lowest" if last == 1 else "val_loss was still falling"
