@@ -236,6 +236,13 @@ def test_a_run_passes_what_has_no_default() -> None:
     assert code not in codes(spec)  # nothing is known of the run yet
 
 
+def test_components_in_a_pipeline_of_ones_own_have_valid_settings() -> None:
+    code, own = "SL613", RETRAIN | {"pipelineInfo": {"name": "own"}}
+
+    assert code in codes(own, parameters={"epochs": 0})
+    assert code not in codes(own, parameters={"epochs": 1}) | codes(RETRAIN, parameters={"epochs": 0})
+
+
 def test_ones_own_image_names_its_registry() -> None:
     code, elsewhere = "SL411", json.loads(json.dumps(RETRAIN).replace("shardline:0.1.0", "leafnet:0.1.0"))
 

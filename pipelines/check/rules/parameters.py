@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.changes.detection import plugins_of
-from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.components.changes.detection import plugins_of, read_settings
+from shardline.components.preprocess.sources import check_form
+from shardline.pipelines.check.pipeline import Aim, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import check_parameters, check_values, convert
 from shardline.pipelines.spec import OWN_PIPELINES
 from shardline.trainer.base.errors import ShardlineError
-from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
+from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 
 
 @rules(Pipeline)
@@ -39,6 +40,46 @@ def values(pipeline: Pipeline) -> Found:
             check_values(pipeline.name, _values(pipeline), here=False)
     except ShardlineError as error:
         yield code, error.line
+
+
+#: Components with settings, and which of them their `options` are.
+_COMPONENTS = {
+    "preprocess": "data_options",
+    "plan_shards": "data_options",
+    "train": "train_options",
+    "export_validate": "gate_options",
+    **dict.fromkeys(("rehearse", "detect_changes"), ""),
+}
+_FUNCTION = re.compile(r"--function_to_execute', '(\w+)'")
+
+
+@rules(Task)
+def settings(task: Task) -> Found:
+    """Settings of Shardline's components in a pipeline of one's own.
+
+    SL613 error: A component of Shardline has valid settings, as far as they are known before a run.
+        Fix: pass a valid value; the task refuses this one, too
+        Source: Shardline.
+    """
+    # A custom job has the program in its worker pools.
+    program = f"{task.container} {task.value('worker_pool_specs')}"
+    found = _FUNCTION.search(program)
+    if not found or found[1] not in _COMPONENTS or "from shardline.components." not in program:
+        return
+    if task.pipeline.name in OWN_PIPELINES:
+        return  # their parameters are checked
+    given: dict[str, Any] = {"source": "digits", "model_function": "mnist_cnn"}
+    given |= {name: {} for name in _COMPONENTS.values()}
+    options = _COMPONENTS[found[1]]
+    for name, value in _values(task).items():
+        if value != "" and "{{$" not in str(value):  # "" may be the default of what a run must pass
+            given[options if name == "options" else name] = value
+    try:
+        read_settings(given)
+        check_form(given["source"])
+        import_string(given["model_function"])
+    except ShardlineError as error:
+        yield "SL613", error.line.replace(options, "options") if options else error.line
 
 
 #: Prefixes of paths that every task can read: buckets, through the mount.
@@ -98,12 +139,16 @@ def contents(pipeline: Pipeline) -> Found:
             yield "SL612", f"{name} is {reference}, and the Dockerfile does not copy {own}"
 
 
-def _values(pipeline: Pipeline) -> dict[str, Any]:
+def _values(part: Pipeline | Task) -> dict[str, Any]:
+    """Returns the values of the parameters that are known before a run, converted to their types."""
+    if isinstance(part, Task):
+        declared = part.declared("parameters")
+    else:
+        declared = {parameter.name: parameter.declaration for parameter in part.parameters}
     found = {}
-    for parameter in pipeline.parameters:
-        value = pipeline.value(parameter.name)
+    for name in declared:
         try:
-            found[parameter.name] = convert(parameter.name, value, parameter.declaration)
+            found[name] = convert(name, part.value(name), declared[name])
         except (ShardlineError, KeyError):
             continue  # another rule reports it
     return found
