@@ -9,7 +9,7 @@ from shardline.components import with_image
 from shardline.components.register.component import PROJECT, deploy_tasks, upload_task
 from shardline.components.train.component import custom_job
 from shardline.components.tune.component import tuning_job
-from shardline.components.vertex.job import Cluster, CustomJobSettings, TaskMachine, WorkerPool
+from shardline.components.vertex.job import TaskMachine
 from shardline.pipelines.settings import Settings
 
 _JOB_NAME = {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
@@ -144,24 +144,4 @@ class Tasks:
             inputs |= _JOB_NAME
         if not machine.machine_type:
             return machine.apply(component(**inputs))
-        job = _single_replica_job(self._settings.train, machine)
-        return machine.schedule(custom_job(component, job)(**inputs))
-
-
-def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
-    pool = WorkerPool(
-        machine_type=machine.machine_type,
-        accelerator_type=machine.accelerator_type,
-        accelerator_count=machine.accelerator_count,
-        boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
-    )
-    # Not the account: training has its own.
-    same = ("restart_job_on_worker_restart", "network", "encryption_spec_key_name", "tags")
-    network = ("psc_interface_config", "reserved_ip_ranges")
-    return CustomJobSettings(
-        **{name: getattr(job, name) for name in same},
-        extra={name: job.extra[name] for name in network if name in job.extra},
-        cluster=Cluster.of(pool),
-        timeout=machine.timeout,
-        num_retries=0,
-    )
+        return machine.schedule(custom_job(component, machine.job(self._settings.train))(**inputs))

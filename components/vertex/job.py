@@ -252,6 +252,26 @@ class TaskMachine:
         """Returns the machine without caching, for a task whose result depends on more than its inputs."""
         return replace(self, cache=False)
 
+    def job(self, training: CustomJobSettings) -> CustomJobSettings:
+        """Returns a job of one replica on this machine, in the network of `training`."""
+        pool = WorkerPool(
+            machine_type=self.machine_type,
+            accelerator_type=self.accelerator_type,
+            accelerator_count=self.accelerator_count,
+            boot_disk_size_gb=self.disk or WorkerPool.boot_disk_size_gb,
+        )
+        network = ("psc_interface_config", "reserved_ip_ranges")
+        return CustomJobSettings(
+            cluster=Cluster.of(pool),
+            timeout=self.timeout,
+            num_retries=0,
+            restart_job_on_worker_restart=training.restart_job_on_worker_restart,
+            network=training.network,  # not the account: training has its own
+            encryption_spec_key_name=training.encryption_spec_key_name,
+            tags=training.tags,
+            extra={name: training.extra[name] for name in network if name in training.extra},
+        )
+
     def apply(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """Requests this machine for a task with its own container; returns the task."""
         try:
