@@ -19,7 +19,7 @@ COPY trainer trainer
 COPY components components
 COPY pipelines pipelines
 RUN python -m pip install --no-cache-dir -c constraints.txt ".[$EXTRA]"
-# Your own code, a line for each package that a run names: COPY my_package my_package
+# Your own code comes with the compiled pipeline; a large package does not: COPY my_package my_package
 WORKDIR /app
 # The platform mounts the driver of its GPUs there: huggingface/Google-Cloud-Containers#167. The other two
 # variables ask NVIDIA's container runtime for the GPUs of any other machine.
@@ -28,7 +28,7 @@ ENV PATH=$PATH:/usr/local/nvidia/bin \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONUNBUFFERED=1
-# The git revision, which exported models name.
+# The git revision.
 ARG REVISION=""
 ENV SHARDLINE_REVISION=$REVISION
 LABEL org.opencontainers.image.revision=$REVISION

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -65,31 +66,37 @@ class Components:
     With a `job`, `train` is a function that makes the task of a CustomJob, which runs it on every replica.
     """
 
-    def __init__(self, image: str, job: CustomJobSettings | None = None) -> None:
-        self._image, self._job = image, job
+    def __init__(self, image: str, job: CustomJobSettings | None = None, code: str = "") -> None:
+        self._image, self._job, self._code = image, job, code
 
     def __getattr__(self, name: str) -> Any:
         if name not in _FOLDERS:
             raise AttributeError(f"there is no component {name!r}; there are {', '.join(_FOLDERS)}")
         from kfp import dsl
 
+        from shardline.components.code import with_code
+
         module = importlib.import_module(f"shardline.components.{_FOLDERS[name]}.component")
         # The image has KFP: its tasks install nothing.
         component = dsl.component(getattr(module, name), base_image=self._image, install_kfp_package=False)
+        component = with_code(component, self._code)
         if name == "train" and self._job:
             component = module.custom_job(component, self._job)
         setattr(self, name, component)
         return component
 
 
-def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
+def with_image(image: str, job: CustomJobSettings | None = None, packages: Iterable[str] = ()) -> Components:
     """Returns the components in a container image, which 'make image' builds.
 
     Args:
         image: Name of the image. A run on this machine needs none.
         job: Machines and scheduling of the training; None trains in the task itself, on one machine.
+        packages: Packages of yours, or modules beside a notebook, that the components bring with them.
     """
-    return Components(image, job)
+    from shardline.components.code import pack
+
+    return Components(image, job, pack([*packages]))
 
 
 @functools.cache

@@ -239,11 +239,14 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
     return _TYPES[kind][1] if kind in _TYPES else kind
 
 
-def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
+def check_values(
+    name: str, parameters: Mapping[str, Any], *, here: bool, packed: Mapping[str, bytes]
+) -> None:
     """Checks the values of all parameters of one of `OWN_PIPELINES`.
 
-    With `here`, data and model must be on this machine. The steps check the values again; this check comes
-    before any cost. Loads neither TensorFlow nor the user's own code.
+    With `here`, data and model must be on this machine, or the model in the files that the pipeline has
+    `packed`. The steps check the values again; this check comes before any cost. Loads neither TensorFlow nor
+    the user's own code.
 
     Raises:
         PipelineError: When a pipeline of this name lacks parameters.
@@ -257,7 +260,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     if here:
         if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
-        plugins.check_reference(function, "model")
+        plugins.check_reference(function, "model", packed=packed)
         if (run := parameters.get("continue_run", "")) and "/" not in run:
             raise SettingsError(
                 f"continue_run is {run!r}, a run on the platform; here use 'shardline run --resume RUN', "
@@ -270,7 +273,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
     elif here and is_plugin(source):
-        plugins.check_reference(source, "source", SourceError)
+        plugins.check_reference(source, "source", SourceError, packed)
     if name == TUNE:
         for count in ("max_trial_count", "trial_epochs"):
             if parameters[count] < 0:

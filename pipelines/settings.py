@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from shardline.components.code import CodeSettings, with_imported
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.components.runs.mlflow_log import TrackingSettings
@@ -26,8 +27,10 @@ from shardline.pipelines.tables import (
     error_prefix,
     project_settings,
     read_settings_file,
+    read_toml,
     split_pairs,
 )
+from shardline.trainer.base import plugins
 from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
 
@@ -55,6 +58,7 @@ class Settings:
         deploy: How an uploaded model is deployed; None deploys nothing.
         notify: Notification at the end of a run.
         tracking: MLflow server that runs are logged to at their end.
+        code: The user's packages that the compiled file holds.
     """
 
     image: str
@@ -66,6 +70,7 @@ class Settings:
     deploy: Deploy | None = None
     notify: NotifySettings = field(default_factory=NotifySettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    code: CodeSettings = field(default_factory=CodeSettings)
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -87,6 +92,7 @@ _KINDS: dict[str, type[Any]] = {
     "deploy": Deploy,
     "notify": NotifySettings,
     "tracking": TrackingSettings,
+    "code": CodeSettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
 #: The table of the platform, which the compiler ignores.
@@ -106,10 +112,23 @@ def load(path: Path) -> Settings:
             content["image"] = re.sub(":[^:/@]*@", "@", content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
+        tables.setdefault("code", {"packages": _project_packages()})
         own = read_fields(Settings, content, leave_out=_TABLES, also=_TABLES)
         read = {name: _read_kind(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, train=_read_job(tables.get("train", {})), **machines, **read)
+
+
+def _project_packages() -> list[str]:
+    """Returns the packages of models and sources that the parameter files in this directory name."""
+    from shardline.components.changes.detection import plugins_of  # with all forms of data
+
+    paths = filter(Path.is_file, (Path("params.toml"), *sorted(Path("params").glob("*.toml"))))
+    given = [read_toml(path, "") for path in paths]
+    # An option of the training is in its object, or a parameter of its own.
+    given = [{**each, "train_options": {**each, **each.get("train_options", {})}} for each in given]
+    named = (reference for each in given for reference in plugins_of(each).values())
+    return with_imported(plugins.packages(named))
 
 
 def _read_kind(name: str, kind: type[Any], table: dict[str, Any]) -> Any:

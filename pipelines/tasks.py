@@ -23,6 +23,7 @@ class Tasks:
 
     def __init__(self, settings: Settings, pipeline: str) -> None:
         self._settings, self._pipeline = settings, pipeline
+        self._components = with_image(settings.image, packages=settings.code.packages)
         self._small = settings.register.uncached()
         self._readers = settings.train.cluster.replica_count
 
@@ -68,7 +69,7 @@ class Tasks:
 
     def train(self, **inputs: Any) -> dsl.PipelineTask:
         """Trains on the whole cluster, in a CustomJob."""
-        component = with_image(self._settings.image).train
+        component = self._components.train
         return custom_job(component, self._settings.train, {"pipeline": self._pipeline})(**inputs)
 
     def export_validate(self, **inputs: Any) -> dsl.PipelineTask:
@@ -106,7 +107,7 @@ class Tasks:
         notify = self._settings.notify
         if notify.emails:
             return VertexNotificationEmailOp(recipients=list(notify.emails))
-        component = with_image(self._settings.image).conclude
+        component = self._components.conclude
         component.component_spec.implementation.container.env = self._settings.tracking.environment
         return component(
             job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
@@ -139,7 +140,7 @@ class Tasks:
 
     def _task(self, name: str, machine: TaskMachine, **inputs: Any) -> dsl.PipelineTask:
         """Adds a task of a component, on the machine of a table of the settings."""
-        component = getattr(with_image(self._settings.image), name)
+        component = getattr(self._components, name)
         if "job_name" in component.component_spec.inputs:  # not every backend fills in a component's default
             inputs |= _JOB_NAME
         if not machine.machine_type:

@@ -34,7 +34,7 @@ from shardline.components.text import size as size_text
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_formats
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.trainer.base import crash, files, plugins
+from shardline.trainer.base import code, crash, files, plugins
 from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore
 from shardline.trainer.base.errors import (
     DatasetError,
@@ -477,11 +477,12 @@ def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Returns the versions of all code that may change a result, by name; imports none of it.
 
     A plug-in's version is a digest of all Python files of its top-level package, or of its module's directory
-    where it has no package: it may import any of them.
+    where it has no package: it may import any of them. Unpacked code is known by all of its files.
     """
     versions = {"shardline": _code_digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in plugins.packages(plugins_of(parameters).values()):
         versions[name] = _code_digest(plugins.python_files(name))
+    versions |= code.versions(code.unpacked_files())
     return versions | {name: version for name in _LIBRARIES if (version := plugins.installed_version(name))}
 
 

@@ -1,8 +1,8 @@
 """Studies: the metric to optimize, the parameters to search, and the program of a trial's replicas.
 
 `python -m shardline.components.tune.study JSON --NAME=VALUE ...` is that program. JSON holds the
-dataset's path, the training and the parameters' types; the platform adds a flag for each parameter.
-The model goes to AIP_MODEL_DIR, which is another directory for each trial.
+dataset's path, the training, the parameters' types, and the path of the user's packages; the platform adds a
+flag for each parameter. The model goes to AIP_MODEL_DIR, which is another directory for each trial.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
-from shardline.trainer.base import files
+from shardline.trainer.base import code, files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
 _MAX_VALUES = 1000
+#: File of the trials' directory with the user's packages.
+_CODE = "code"
 #: The beginning of a placeholder other than the platform's own.
 _PLACEHOLDER = re.compile(r"\{\{\$(?!\.pipeline_\w+\}\})|\{\{channel:")
 
@@ -234,6 +237,11 @@ def plan(
     check_tuned(searched.types, settings.options)
     reporting = settings.with_tuned({"tuning_metric": searched.metric})
     arguments = {"dataset": dataset.path, "training": vars(reporting), "parameters": searched.types}
+    if held := code.unpacked_files():  # in a file: the job's launcher gets the arguments of all pools as one
+        path = Path(trials.path) / _CODE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, code.pack(held))
+        arguments["code"] = str(path)
     argument = json.dumps(arguments, ensure_ascii=False)
     if found := _PLACEHOLDER.search(argument):  # the platform would fail on it, or replace it
         raise SettingsError(f"a parameter of the training holds {found[0]!r}, which begins a placeholder")
@@ -262,6 +270,8 @@ def main(argument: str, flags: Sequence[str]) -> None:
     from shardline.components.train.replica import run
 
     trial = json.loads(argument)
+    if "code" in trial:
+        code.unpack(Path(trial["code"]).read_text(encoding="utf-8"))
     with exit_on_error("train"):
         tuned = read_flags(flags, trial["parameters"])
     dataset, model = dsl.Dataset(uri=trial["dataset"]), dsl.Model(uri="")

@@ -53,16 +53,19 @@ def check_run(
     *,
     here: bool = False,
     location: str = "",
+    uri: str = "",
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Checks a pipeline (IR), the parameters of a run and its schedule, before the run starts.
 
     `given` has values by name: texts, as on a command line, or values of the declared type. A run `here`, on
-    this machine, needs the data and the model function here; any other is in the region `location`. Returns
-    the parameters, converted to their declared types, and the warnings of `shardline check`.
+    this machine, needs the data and the model function here; any other is in the region `location`. A version
+    in the registry, at `uri`, may hold older code than this machine. Returns the parameters, converted to
+    their declared types, and the warnings of `shardline check`.
 
     Raises:
-        PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or
-            a run on the platform has no champion_uri, not even an empty one.
+        PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, the
+            file holds other code than this machine, or a run on the platform has no champion_uri, not even an
+            empty one.
         SettingsError: When a value of one of our own pipelines is out of range.
         SourceError, ModelError: When there is no such source or model.
     """
@@ -70,11 +73,13 @@ def check_run(
     refuse_errors(list(apply({Parameter: Pipeline(spec, given).parameters})))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
-        check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here)
+        packed = Pipeline(spec).code
+        check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here, packed=packed)
     aim = Aim.HERE if here else Aim.SENT
     findings = refuse_errors(check(Pipeline(spec, parameters, aim=aim, location=location), schedule))
-    if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
-        raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
+    refused = ("SL611",) if uri else ("SL611", "SL614")
+    if found := next((finding for finding in findings if finding.code in refused), None):
+        raise PipelineError(f"{found.why}; {found.fix}")
     return parameters, findings
 
 

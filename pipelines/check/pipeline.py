@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from shardline.components.code import read as read_code
 from shardline.components.vertex.payload import (
     ANY,
     JobSpec,
@@ -20,6 +21,7 @@ from shardline.components.vertex.payload import (
     mapping_at,
     without_empty,
 )
+from shardline.trainer.base import code
 from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import PipelineError
 
@@ -105,6 +107,19 @@ class Pipeline:
             for label in found
             if mapping_at(found, label, "container")
         )
+
+    @cached_property
+    def code(self) -> dict[str, bytes]:
+        """The files of packages of users that its tasks unpack, by name."""
+        files: dict[str, bytes] = {}
+        for text in dict.fromkeys(strings(self.spec)):
+            files |= read_code(text)
+        return files
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages and modules that it holds."""
+        return list(code.versions(self.code))
 
     def value(self, name: str) -> Any:
         """Returns the value of a parameter of the pipeline: as passed, its default, None, or UNKNOWN."""
@@ -238,6 +253,15 @@ class Executor:
     def where(self) -> str:
         """Name of the container in a finding."""
         return self.task.where if self.task else f"executor {self.label}"
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yields the texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
 
 
 def _default(declaration: Mapping[str, Any]) -> Any:

@@ -70,6 +70,7 @@ def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
 ) -> None:
     """Compile the retraining or the tuning pipeline."""
+    from shardline.components.code import left_out
     from shardline.pipelines import compile as compiling
     from shardline.pipelines import settings as environments
     from shardline.pipelines.parameters import load_study
@@ -88,7 +89,11 @@ def compile(
         aside = not output.is_file() or output.is_relative_to("/dev")
         if warnings:
             show_findings(str(output), warnings, err=aside)
-        click.echo(f"{output} {'written' if changed else 'is up to date'}", err=aside)
+        held = environment.code.packages
+        code = f", with the code of {', '.join(held)}" if held else ""
+        click.echo(f"{output} {'written' if changed else 'is up to date'}{code}", err=aside)
+        for file in (file for package in held for file in left_out(package)):
+            click.echo(f"without {file}: files of data above 100 kB are not packed", err=aside)
 
 
 @click.command()

@@ -101,7 +101,7 @@ def submit(
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
-    parameters, warnings = check_run(spec, given or {}, location=environment.location)
+    parameters, warnings = check_run(spec, given or {}, location=environment.location, uri=template_uri)
     proof = prove(content, defaults(spec) | parameters)
     request = submission.job_request(
         environment,

@@ -165,7 +165,9 @@ def _wanted(
         wanted = declared[name]
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
-            parameters, warnings = check_run(spec, wanted.parameters, wanted, location=environment.location)
+            parameters, warnings = check_run(
+                spec, wanted.parameters, wanted, location=environment.location, uri=template_uri
+            )
             proof = prove(content, defaults(spec) | parameters)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None

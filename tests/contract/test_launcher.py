@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
 
+from shardline.components.code import pack
+from shardline.components.train.component import custom_job
+from tests.compile.test_code import POOLS, compiled, component
 from tests.contract import toy
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex
 from tests.helpers import programs
+from tests.helpers.markdown import ROOT
 from tests.helpers.payloads import payload, received
 
 pytestmark = pytest.mark.timeout(90)
@@ -71,6 +76,33 @@ def test_our_job_arrives_as_it_was_meant(vertex: FakeVertex, text: str, tmp_path
     # A launcher that was preempted finds its job again.
     assert launch(vertex, text, tmp_path / "gcp_resources").returncode == 0
     assert list(vertex.services.jobs) == [JOB]
+
+
+def test_the_command_of_a_replica_has_the_users_package_wherever_it_runs(
+    vertex: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, elsewhere, output = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "out.json"
+    for directory, line in ((place, "return f'packed {count}'"), (elsewhere, "raise SystemExit")):
+        (directory / "leafnet").mkdir(parents=True)
+        (directory / "leafnet" / "model.py").write_text(f"def build(count):\n    {line}\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = compiled(custom_job(component(pack(["leafnet"])), POOLS))
+    given = {"inputs": {"parameterValues": {"count": 3}}, "outputs": {"outputFile": str(output)}}
+
+    assert launch(vertex, payload(spec, given, PLATFORM), tmp_path / "gcp_resources").returncode == 0
+
+    pools = vertex.job.job_spec.worker_pool_specs
+    assert len(pools) == 2
+    for pool in pools:
+        subprocess.run(
+            [*pool.container_spec.command, *pool.container_spec.args],
+            cwd=elsewhere,  # as the image may hold the package as it was
+            env={"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "PYTHONPATH": str(ROOT)},
+            check=True,
+        )
+        assert "packed 3" in output.read_text()
+        output.unlink()
 
 
 def broken(text: str, change: str) -> str:

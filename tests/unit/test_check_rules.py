@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardline.components.code import pack
 from shardline.pipelines.check.checks import check, check_run
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.rules.schedules import Schedule, parse, split_zone
@@ -25,6 +27,7 @@ TENSORBOARD = "projects/p/locations/europe-west4/tensorboards/1"
 CRYPTO_KEY = "projects/p/locations/{}/keyRings/r/cryptoKeys/k"
 OUTPUT = "gs://bucket/job"
 KEY = "AIza" + 35 * "x"
+UNPACK = "from shardline.trainer.base.code import unpack\nunpack('{}')\n"
 RETRAIN = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
 #: The same with an image that the platform can pull.
 SENT = json.loads(
@@ -223,10 +226,27 @@ def test_a_package_that_the_image_does_not_hold(
 ) -> None:
     code, given = "SL612", GIVEN | {"source": source}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "leafnet").mkdir()
     (tmp_path / "Dockerfile").write_text(f"FROM python\nCOPY {copied}\n")
 
     assert (code in codes(RETRAIN, parameters=given)) == is_found
+    held = Pipeline({**RETRAIN, "more": UNPACK.format(pack(["leafnet"]))}, given)
+    assert code not in {finding.code for finding in check(held)}
+
+
+def test_code_that_is_not_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("leafnet.py").write_text("a = 1")
+    code, spec = "SL614", saying(UNPACK.format(pack(["leafnet"])))
+    assert code not in codes(spec)
+    Path("leafnet.py").write_text("a = 2")
+    assert code in codes(spec)
+    Path("leafnet.py").unlink()
+    assert code not in codes(spec)
 
 
 def test_a_run_passes_what_has_no_default() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -187,7 +189,18 @@ def test_make_builds_the_image_of_the_settings(tmp_path: Path) -> None:
     assert f"--build-arg EXTRA=gpu --build-arg REVISION= --tag {name} ." in planned(tmp_path, "image")
     assert f"podman push {name}\n" in planned(tmp_path, "push", "DOCKER=podman")
     assert f"_IMAGE={name},_EXTRA=gpu" in planned(tmp_path, "cloud-image")
-    assert "COPY leafnet leafnet" in (tmp_path / "Dockerfile").read_text()
+
+
+def test_make_compiles_again_when_the_package_has_changed(tmp_path: Path) -> None:
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "retrain.yaml").touch()
+    assert "shardline compile" not in planned(tmp_path, "run")
+    for name in ("leafnet/model.py", "leafnet", "params.toml", "settings.toml"):
+        later = time.time() + 10
+        os.utime(tmp_path / name, (later, later))
+        assert "shardline compile" in planned(tmp_path, "run")
+        os.utime(tmp_path / name, (1, 1))
 
 
 def test_check_names_every_placeholder(project: Path) -> None:

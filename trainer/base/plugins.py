@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from shardline.trainer.base import code
 from shardline.trainer.base.errors import ModelError, ShardlineError
 
 #: Built-in model functions by name, as import strings.
@@ -95,12 +96,36 @@ def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
         raise error(f"{what}: {describe(failure)}") from failure
 
 
-def check_reference(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+def check_reference(
+    reference: str,
+    kind: str,
+    error: type[ShardlineError] = ModelError,
+    packed: Mapping[str, bytes] = types.MappingProxyType({}),
+) -> None:
     """Checks, without an import, that the module of an import string exists and defines the name.
 
-    Raises `error` when the module is missing, is not Python, or evidently does not define the name.
+    `packed` are files of packages by name, which come before others. Raises `error` when the module is
+    missing, is not Python, or evidently does not define the name.
     """
     module_name, _, name = reference.partition(":")
+    path = module_name.replace(".", "/")
+    held = next((each for each in (f"{path}.py", f"{path}/__init__.py") if each in packed), None)
+    file = Path(held) if held else _module_file(reference, kind, error)
+    if file.suffix != ".py":
+        return
+    source = (packed[held] if held else file.read_bytes()).decode("utf-8-sig", errors="replace")
+    try:
+        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
+    except SyntaxError as failure:
+        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
+    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if not bound & {name, "__getattr__"} and "import *" not in source:
+        there = _closest(name, bound) or "nothing"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+
+
+def _module_file(reference: str, kind: str, error: type[ShardlineError]) -> Path:
+    module_name = reference.partition(":")[0]
     _make_working_directory_importable()
     first, *others = module_name.split(".")
     spec = _find_local_module(first) or importlib.util.find_spec(first)
@@ -112,18 +137,7 @@ def check_reference(reference: str, kind: str, error: type[ShardlineError] = Mod
         raise error(
             f"unknown {kind} {reference!r}: no module {module_name!r}{_available_modules(module_name)}"
         )
-    file = Path(spec.origin or "")
-    if file.suffix != ".py":
-        return
-    source = file.read_text(encoding="utf-8-sig", errors="replace")
-    try:
-        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
-    except SyntaxError as failure:
-        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
-    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
-    if not bound & {name, "__getattr__"} and "import *" not in source:
-        there = _closest(name, bound) or "nothing"
-        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+    return Path(spec.origin or "")
 
 
 def packages(references: Iterable[str]) -> list[str]:
@@ -133,11 +147,17 @@ def packages(references: Iterable[str]) -> list[str]:
     )
 
 
+def find(package: str) -> ModuleSpec | None:
+    """Returns the spec of a module, of which at most the parents are imported; None where there is none."""
+    _make_working_directory_importable()
+    with contextlib.suppress(ImportError, ValueError):
+        return _find_local_module(package) or importlib.util.find_spec(package)
+    return None
+
+
 def python_files(package: str) -> Iterator[Path]:
     """Yields the files of a package, or of the directory of a top-level module, without importing it."""
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = _find_local_module(package) or importlib.util.find_spec(package)
+    spec = find(package)
     if spec and spec.submodule_search_locations is not None:
         for location in spec.submodule_search_locations:
             yield from sorted(Path(location).rglob("*.py"))
@@ -224,10 +244,13 @@ def _make_working_directory_importable() -> None:
 
 
 def _find_local_module(name: str) -> ModuleSpec | None:
-    """Returns a module of the working directory, even if an installed package has its name; or None."""
+    """Returns a module of the unpacked code, or else of the working directory, or None.
+
+    An installed package may have its name.
+    """
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
-    spec = PathFinder.find_spec(name, [str(Path.cwd())])
+    spec = PathFinder.find_spec(name, [*map(str, filter(None, [code.unpacked()])), str(Path.cwd())])
     return spec if spec is not None and spec.loader is not None else None
 
 

@@ -22,7 +22,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate.export import clean_process, signatures
 from shardline.components.validate.export.formats import check_formats, convert
 from shardline.components.validate.export.signatures import max_difference, name_outputs, read_deviations
-from shardline.trainer.base import files
+from shardline.trainer.base import code, files
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data import transforms
@@ -207,12 +207,15 @@ def make_golden_set(manifest: Manifest, loaded: Any, samples: Sequence[bytes]) -
 
 
 def read_revision() -> str | None:
-    """Returns the git revision of the working directory, or the image's own; None where neither is known."""
+    """Returns the git revision of the working directory, or the image's own; None where neither is known.
+
+    That of an image is not the revision of code that came with the pipeline.
+    """
     try:
         described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         # There is no git in the image: its Dockerfile sets the revision that it was built from.
-        return os.environ.get("SHARDLINE_REVISION") or None
+        return None if code.unpacked() else os.environ.get("SHARDLINE_REVISION") or None
     return described.stdout.strip()
 
 
@@ -236,7 +239,11 @@ def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any,
         softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
         parameters=model.count_params(),
         bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),
-        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
+        versions={
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in _PACKAGES},
+            **code.versions(code.unpacked_files()),
+        },
         git_revision=read_revision(),
     )
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardline.components.code import largest
 from shardline.components.text import truncate
 from shardline.components.vertex.forms import IMAGE, seconds
 from shardline.components.vertex.payload import argv, list_at, literal_string, mapping_at, whole_number
@@ -24,6 +25,7 @@ from shardline.pipelines.check.pipeline import (
     Task,
     jobs,
     payload_of,
+    strings,
 )
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
@@ -106,7 +108,10 @@ def arguments(part: Executor | Pool | Job) -> Found:
     for argument in found:
         size = len(argument.encode(errors="replace"))
         if size >= ARGUMENT_BYTES:
-            yield "SL310", f"an argument has {size:,} bytes: {argument.strip()[:40]!r}..."
+            shown = f"{argument.strip()[:40]!r}..."
+            if isinstance(part, Job) and (files := part.task.pipeline.code):
+                shown = f"each of its {len(part.pools)} worker pools has your code: {largest(files)}"
+            yield "SL310", f"an argument has {size:,} bytes: {shown}"
     if not isinstance(part, Job) and any("pip install" in argument for argument in found):
         yield "SL407", "pip install runs at every start"
 
@@ -130,11 +135,11 @@ def variables(pool: Pool) -> Found:
             yield "SL322", f"the environment variable {name} is set {count} times"
 
 
-@rules(Parameter, Task, Pool, Executor)
-def secrets(part: Parameter | Task | Pool | Executor) -> Found:
+@rules(Parameter, Task, Pool, Executor, Pipeline)
+def secrets(part: Parameter | Task | Pool | Executor | Pipeline) -> Found:
     """Secrets that are readable in the console, in logs or in the file.
 
-    SL811 error: No parameter, constant, variable, command or source holds a secret.
+    SL811 error: No parameter, constant, variable, command, source or file of packed code holds a secret.
         Fix: read it from Secret Manager at run time (pass projects/PROJECT/secrets/NAME/versions/latest),
             remove it here, and revoke it
         Source: secret-manager/docs/best-practices.
@@ -150,6 +155,8 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
         case Executor():
             commands = [("command", argument) for argument in argv(part.container)]
             values = [*_variables(list_at(part.container, "env")), *commands]
+        case Pipeline():
+            values = [(name, content.decode(errors="ignore")) for name, content in part.code.items()]
     for name, value in values:
         if kind := secret_kind(name, value):
             yield "SL811", f"{name} holds {kind}"
@@ -382,7 +389,7 @@ def placeholders(task: Task) -> Found:
     for name, item in task.inputs("parameters").items():
         value = mapping_at(item, "runtimeValue").get("constant")
         if isinstance(value, dict | list) and name not in into_job:
-            for match in filter(None, map(PARAMETER.fullmatch, _strings(value))):
+            for match in filter(None, map(PARAMETER.fullmatch, strings(value))):
                 if task.kind(match[1]) not in ("", "STRING"):
                     yield (
                         "SL521",
@@ -407,12 +414,4 @@ def _texts(task: Task) -> Iterator[str]:
     for value in values:
         if "{{$" in str(value):
             # Each text by itself: as one text, its quotes would be escaped.
-            yield from _strings(value)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _strings(item)
+            yield from strings(value)

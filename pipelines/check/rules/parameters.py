@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.changes.detection import plugins_of, read_settings
+from shardline.components.code import files_of, is_own
 from shardline.components.preprocess.sources import check_form
+from shardline.components.text import enumerate_names
 from shardline.pipelines.check.pipeline import Aim, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import check_parameters, check_values, convert
@@ -37,7 +39,7 @@ def values(pipeline: Pipeline) -> Found:
         check_parameters(pipeline.spec, pipeline.given)
         code = "SL606"
         if pipeline.name in OWN_PIPELINES:
-            check_values(pipeline.name, _values(pipeline), here=False)
+            check_values(pipeline.name, _values(pipeline), here=False, packed=pipeline.code)
     except ShardlineError as error:
         yield code, error.line
 
@@ -119,8 +121,8 @@ def places(pipeline: Pipeline) -> Found:
 def contents(pipeline: Pipeline) -> Found:
     """Packages of your own that a run names.
 
-    SL612 error: The image holds them: the Dockerfile beside them copies them.
-        Fix: add a line COPY to the Dockerfile, and build and push the image
+    SL612 error: The file holds packages of your own that a run names, or the Dockerfile copies them.
+        Fix: name it in [code] packages of the settings, and compile
         Source: Shardline.
     """
     dockerfile = Path("Dockerfile")
@@ -135,8 +137,23 @@ def contents(pipeline: Pipeline) -> Found:
         top = re.split("[.:]", reference)[0]
         # Any other is of a distribution, which the image may have.
         own = next(filter(os.path.exists, (top, f"{top}.py")), None)
-        if own and not {".", own} & copied:
-            yield "SL612", f"{name} is {reference}, and the Dockerfile does not copy {own}"
+        if own and top not in pipeline.packages and not {".", own} & copied:
+            yield "SL612", f"{name} is {reference}, of which neither the file nor the Dockerfile has {own}"
+
+
+@rules(Pipeline)
+def edited(pipeline: Pipeline) -> Found:
+    """Packages of your own that the file holds.
+
+    SL614 warning: The code in the file is that of this machine, where it has these packages.
+        Fix: compile again
+        Source: Shardline.
+    """
+    for package in filter(is_own, pipeline.packages):
+        here = files_of(package)
+        held = {name: pipeline.code[name] for name in pipeline.code if re.split("[/.]", name)[0] == package}
+        if changed := [name for name in sorted({*here, *held}) if here.get(name) != held.get(name)]:
+            yield "SL614", f"the code here is not that of the file: {enumerate_names(changed, 3)}"
 
 
 def _values(part: Pipeline | Task) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""Pipelines that hold a user's packages: what their replicas run, and what is refused of them."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler, dsl
+
+from shardline.components.code import pack, with_code
+from shardline.components.train.component import custom_job
+from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
+from shardline.pipelines.check.checks import check_run
+from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.local.run import run_pipeline
+from shardline.trainer.base.errors import PipelineError
+from tests.helpers.checks import check_pipeline, codes
+
+SMALL = WorkerPool(machine_type="n1-standard-4")
+POOLS = CustomJobSettings(cluster=Cluster(chief=SMALL, workers=SMALL), num_retries=0)
+
+
+def train(count: int) -> str:
+    """Says what the user's package says."""
+    from leafnet.model import build  # type: ignore[import-not-found]
+
+    return build(count)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "leafnet").mkdir()
+    write("return f'packed {count}'")
+    return tmp_path / "leafnet" / "model.py"
+
+
+def write(line: str) -> None:
+    Path("leafnet", "model.py").write_text(f"def build(count):\n    {line}\n")
+
+
+def compiled(make: Any) -> dict[str, Any]:
+    """Returns a pipeline of one task of a component."""
+
+    @dsl.pipeline(name="toy")
+    def toy(count: int = 3) -> None:
+        make(count=count)
+
+    compiler.Compiler().compile(toy, "toy.yaml")
+    spec: dict[str, Any] = yaml.safe_load(Path("toy.yaml").read_text())
+    return spec
+
+
+def component(text: str) -> Any:
+    return with_code(dsl.component(train, base_image="image:1", install_kfp_package=False), text)
+
+
+def test_a_local_run_takes_the_code_of_the_file(project: Path, tmp_path: Path) -> None:
+    spec = compiled(component(pack(["leafnet"])))
+    project.unlink()
+    project.parent.rmdir()
+    run = run_pipeline(Path("toy.yaml"), {}, runs_dir=tmp_path / "runs")
+    (output,) = run.directory.glob("outputs/**/executor_output.json")
+    assert "packed 3" in output.read_text()
+    assert Pipeline(spec).packages == ["leafnet"]
+
+
+def test_code_that_is_edited_and_not_compiled_is_refused(project: Path) -> None:
+    spec = compiled(component(pack(["leafnet"])))
+    check_run(spec, {}, here=True)
+    write("return 'edited'")
+    (project.parent / "more.py").touch()
+    for aim in Aim:
+        assert "SL614" in codes(spec, aim=aim)
+    for here in (True, False):
+        with pytest.raises(PipelineError) as caught:
+            check_run(spec, {}, here=here)
+        why = "the code here is not that of the file: leafnet/model.py, leafnet/more.py; compile again"
+        assert str(caught.value) == why
+    assert "SL614" in {warning.code for warning in check_run(spec, {}, uri="https://registry/v1")[1]}
+
+
+def test_a_secret_in_the_code_is_refused(project: Path) -> None:
+    write("return 'AKIA" + 16 * "A" + "'")
+    found = check_pipeline(compiled(component(pack(["leafnet"]))))
+    assert [(each.code, each.why) for each in found if each.code == "SL811"] == [
+        ("SL811", "leafnet/model.py holds an AWS access key")
+    ]
+
+
+def test_code_that_is_too_long_for_all_pools_of_a_job_is_refused(project: Path) -> None:
+    project.write_bytes(b"# " + os.urandom(50_000).hex().encode())
+    spec = compiled(custom_job(component(pack(["leafnet"])), POOLS))
+    (why,) = (each.why for each in check_pipeline(spec) if each.code == "SL310")
+    assert "each of its 2 worker pools has your code: leafnet/model.py (100.0 kB), leafnet/__init" in why
+
+
+def test_only_components_that_run_a_users_code_hold_it(project: Path) -> None:
+    @dsl.component(base_image="image:1")
+    def register(count: int) -> int:
+        return count
+
+    assert not Pipeline(compiled(with_code(register, pack(["leafnet"])))).code
