@@ -10,7 +10,11 @@ from shardline.pipelines.tasks import Tasks
 
 
 def retrain_pipeline(settings: Settings) -> Any:
-    """Returns the pipeline for one environment, as `dsl.pipeline` returns it."""
+    """Returns the pipeline for one environment, as `dsl.pipeline` returns it.
+
+    `task.NAME` adds a task of the component NAME with its image, machine, retries and caching. By the settings
+    `preprocess` is many tasks, and `register` comes after an upload and a deployment (tasks.py).
+    """
     task = Tasks(settings, RETRAIN)
 
     # A pipeline of its own, so that a task can follow it, whether the model is blessed or not.
@@ -69,13 +73,21 @@ def retrain_pipeline(settings: Settings) -> Any:
         training = {"model_function": model, "hparams": hparams, "epochs": epochs, "seed": seed}
         training |= {"per_replica_batch_size": per_replica_batch_size, "learning_rate": learning_rate}
         gate = {"rules": rules, "champion_uri": champion_uri}
-        later = {"train_options": train_options, "gate_options": gate_options, "history_uri": history_uri}
+        options = {"train_options": train_options, "gate_options": gate_options}
 
-        # Whatever happens, the outcome is recorded, a failure explained, and a notification sent.
+        # Also after a failure: it explains that one, and notifies. Only a whole run is in the history.
         with dsl.ExitHandler(task.conclude(history_uri), name="run"):
             changes = task.detect_changes(
-                source=source, data_options=data_options, force=force, **data, **training, **gate, **later
+                source=source,
+                data_options=data_options,
+                history_uri=history_uri,
+                force=force,
+                **data,
+                **training,
+                **gate,
+                **options,
             ).outputs
+            # Also where training is forced, or there is no history.
             with dsl.If(changes["changed"] == True, name="changed"):
                 dataset = task.preprocess(
                     source=changes["source"],
@@ -84,20 +96,19 @@ def retrain_pipeline(settings: Settings) -> Any:
                     fingerprint=changes["fingerprint"],
                     **data,
                 )
-                # All later steps run on a few examples, before their machines cost money.
+                # Training, export and gate on a few examples, before their machines cost money.
                 rehearsed = task.rehearse(
                     dataset=dataset,
+                    history_uri=history_uri,
                     fingerprint=changes["fingerprint"],
                     continue_run=continue_run,
                     **training,
                     **gate,
-                    **later,
+                    **options,
                 )
+                checkpoints = rehearsed.outputs["Output"]
                 trained = task.train(
-                    dataset=dataset,
-                    options=train_options,
-                    base_output_directory=rehearsed.outputs["Output"],
-                    **training,
+                    dataset=dataset, options=train_options, base_output_directory=checkpoints, **training
                 )
                 judged = task.export_validate(
                     dataset=dataset, model=trained.outputs["model"], options=gate_options, **gate
