@@ -287,8 +287,8 @@ def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, Traini
         return read_settings({**parameters, "model_function": parameters["model"], "readers": 1})
     except KeyError as missing:
         raise PipelineError(
-            f"the pipeline is named as Shardline's is, and has no parameter {missing.args[0]}; compile it "
-            "with this release, or rename it"
+            f"the pipeline is named as one of Shardline's ({', '.join(OWN_PIPELINES)}), and has no parameter "
+            f"{missing.args[0]}; compile it with this release, or rename it"
         ) from None
 
 
