@@ -12,8 +12,8 @@ from shardline.pipelines.tasks import Tasks
 def retrain_pipeline(settings: Settings) -> Any:
     """Returns the pipeline for one environment, as `dsl.pipeline` returns it.
 
-    `task.NAME` adds a task of the component NAME, with the image, machine, retries and caching of the settings.
-    There `preprocess` may be many tasks, and `register` come after an upload and a deployment (tasks.py).
+    `task.NAME` adds a task of the component NAME, with the image, machine, retries and caching of the
+    settings. There `preprocess` may be many tasks, and `register` come after an upload (tasks.py).
     """
     task = Tasks(settings, RETRAIN)
 
