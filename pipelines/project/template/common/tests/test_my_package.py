@@ -25,7 +25,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if os.path.isabs(path) and not glob.glob(path):
         pytest.skip(f"{path}, the source in params.toml, is not on this machine")
     known = {field.name for field in fields(PreprocessSettings)}
-    settings = {name: value for name, value in PARAMETERS.items() if name in known}
+    given = {**PARAMETERS, **PARAMETERS.get("data_options", {})}
+    settings = {name: value for name, value in given.items() if name in known}
     out = tmp_path_factory.mktemp("data") / "dataset"
     shardline.preprocess(PreprocessSettings(**settings), out)
     return out
