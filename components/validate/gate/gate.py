@@ -301,7 +301,7 @@ def read_gate(path: Path) -> Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
-    """The object `gate`: when a model is good enough, and where it is published then.
+    """When a model is good enough, and where it is published then.
 
     Attributes:
         min_accuracy: Minimum test accuracy of the exported model, 0..1; 0 for none.
