@@ -5,8 +5,8 @@ from kfp import dsl
 
 def conclude(
     status: dsl.PipelineTaskFinalStatus,
-    job_name: str,
-    job_resource_name: str,
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+    job_resource_name: str = "",
     project: str = "",
     history_uri: str = "",
     notify_when: str = "failure",
@@ -18,8 +18,9 @@ def conclude(
 
     Args:
         status: Outcome of the tasks inside the exit handler; KFP fills it in.
-        job_name: Name of the run, `dsl.PIPELINE_JOB_NAME_PLACEHOLDER`.
-        job_resource_name: `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`.
+        job_name: Name of the run.
+        job_resource_name: On the platform, `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`, to find the logs
+            of a failed task; "" explains the error alone.
         project: Id of the project for reading logs; "" for the number in the run's resource name.
         history_uri: Directory or gs://, below which runs/JOB_NAME/run.json is written; "" writes none.
         notify_when: failure, always or never.

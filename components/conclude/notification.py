@@ -20,6 +20,7 @@ from shardline.components.runs.platform_run import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
+from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
@@ -135,7 +136,7 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    settings = NotifySettings(**notify)
+    settings = read(NotifySettings, notify, "notify")
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
     if is_due and settings.webhook_secret:
@@ -156,8 +157,9 @@ def _read_outcome(state: State, error: str, job_name: str, job_resource_name: st
     try:
         if here := os.environ.get(RUN_VARIABLE):
             return read_local_record(Path(here), state)
-        platform = Platform.of_resource(job_resource_name, project=project)
-        return read_platform_record(platform, job_resource_name, state)
+        if job_resource_name:
+            platform = Platform.of_resource(job_resource_name, project=project)
+            return read_platform_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients or credentials; recording and notifying go on
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")

@@ -12,6 +12,7 @@ from kfp import dsl
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.deserialize import read_options
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.manifest import Manifest
 
 _TOPIC = "preprocess"
@@ -135,6 +136,8 @@ def write_artifact(dataset: dsl.Dataset, part: str) -> None:
 
     with progress.exit_on_error(_TOPIC):
         number, _, parts = part.partition("/")
+        if not (number.isdecimal() and parts.isdecimal()):
+            raise SettingsError(f"part must be an output of plan_shards, such as 0/3, got {part!r}")
         write_shards(Path(dataset.path), int(number), int(parts))
 
 

@@ -6,7 +6,6 @@ import pytest
 from kfp import dsl
 
 from shardline import components
-from shardline.components import detect_changes
 from shardline.pipelines.spec import OWN_PIPELINES, all_tasks, load_pipeline
 from tests.helpers.markdown import ROOT
 
@@ -28,9 +27,3 @@ def test_a_task_of_our_pipelines_is_given_the_name_of_the_run(name: str) -> None
     for task, content in all_tasks(spec):
         if "job_name" in declared[content["componentRef"]["name"]].get("parameters", {}):
             assert "job_name" in content["inputs"]["parameters"], task
-
-
-def test_a_function_of_a_component_is_called_without_a_pipeline() -> None:
-    changes = detect_changes.python_func(source="digits", model_function="mnist_cnn")
-
-    assert (changes.changed, changes.source) == (True, "digits")

@@ -136,7 +136,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, after: st
 
     `prefix` precedes the suggested name, `after` the question.
     """
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(str(name), sorted(known), n=1)
     return f"{after}did you mean {prefix}{near[0]}?" if near else ""
 
 
