@@ -6,13 +6,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from google.protobuf import json_format
 from kfp import compiler
 
 from shardline.pipelines.check import checks
 from shardline.pipelines.check.pipeline import Aim
 from shardline.pipelines.check.registry import Finding
+from shardline.pipelines.parameters import check_json, check_parameters, check_values
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
+from shardline.pipelines.spec import defaults
+from shardline.pipelines.tables import PROJECT_PARAMETERS, error_prefix
 from shardline.pipelines.tune import tune_pipeline
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError
@@ -24,9 +28,14 @@ def compile_pipeline(settings: Settings, study: str | None = None) -> str:
     `study` is the study of the tuning pipeline as JSON; None for the retraining pipeline.
     """
     pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
+    with error_prefix(f"{PROJECT_PARAMETERS}: "):
+        check_json(settings.parameters)
+        spec = json_format.MessageToDict(pipeline.pipeline_spec)
+        given = check_parameters(spec, settings.parameters)
+        check_values(pipeline.name, defaults(spec) | given, here=False, packed={})
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
-        compiler.Compiler().compile(pipeline, str(path))
+        compiler.Compiler().compile(pipeline, str(path), pipeline_parameters=given)
         return path.read_text(encoding="utf-8")
 
 

@@ -23,6 +23,7 @@ from shardline.components.vertex.job import (
     WorkerPool,
 )
 from shardline.pipelines.tables import (
+    PROJECT_PARAMETERS,
     check_tables,
     error_prefix,
     project_settings,
@@ -59,6 +60,7 @@ class Settings:
         notify: Notification at the end of a run.
         tracking: MLflow server that runs are logged to at their end.
         code: The user's packages that the compiled file holds.
+        parameters: Defaults of the pipeline's parameters: those in params.toml beside the settings.
     """
 
     image: str
@@ -71,6 +73,7 @@ class Settings:
     notify: NotifySettings = field(default_factory=NotifySettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     code: CodeSettings = field(default_factory=CodeSettings)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -112,19 +115,21 @@ def load(path: Path) -> Settings:
             content["image"] = re.sub(":[^:/@]*@", "@", content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
-        tables.setdefault("code", {"packages": _project_packages()})
-        own = read_fields(Settings, content, leave_out=_TABLES, also=_TABLES)
+        project = path.with_name(PROJECT_PARAMETERS)
+        parameters = read_toml(project, "") if project.is_file() else {}
+        tables.setdefault("code", {"packages": _project_packages(parameters, project.with_suffix(""))})
+        own = read_fields(Settings, content, leave_out=(*_TABLES, "parameters"), also=_TABLES)
         read = {name: _read_kind(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
-        return Settings(**own, train=_read_job(tables.get("train", {})), **machines, **read)
+        train = _read_job(tables.get("train", {}))
+        return Settings(**own, train=train, parameters=parameters, **machines, **read)
 
 
-def _project_packages() -> list[str]:
-    """Returns the packages of models and sources that the parameter files in this directory name."""
+def _project_packages(parameters: Mapping[str, Any], directory: Path) -> list[str]:
+    """Returns the packages of models and sources that `parameters` and the files in `directory` name."""
     from shardline.components.changes.detection import plugins_of  # with all forms of data
 
-    paths = filter(Path.is_file, (Path("params.toml"), *sorted(Path("params").glob("*.toml"))))
-    given = [read_toml(path, "") for path in paths]
+    given = [parameters, *(read_toml(path, "") for path in sorted(directory.glob("*.toml")))]
     # An option of the training is in its object, or a parameter of its own.
     given = [{**each, "train_options": {**each, **each.get("train_options", {})}} for each in given]
     named = (reference for each in given for reference in plugins_of(each).values())

@@ -12,6 +12,8 @@ from shardline.trainer.base.errors import SettingsError, ShardlineError
 
 #: The settings of a project, in its directory: the default there.
 PROJECT_SETTINGS = Path("settings.toml")
+#: Beside them, the parameters of its runs.
+PROJECT_PARAMETERS = "params.toml"
 
 
 def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
@@ -38,11 +40,11 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
 
 @contextmanager
 def error_prefix(prefix: str) -> Iterator[None]:
-    """Prefixes the message of a SettingsError with the file or table."""
+    """Prefixes the message of an error with the file or table."""
     try:
         yield
-    except SettingsError as error:
-        raise SettingsError(f"{prefix}{error}") from None
+    except ShardlineError as error:
+        raise type(error)(f"{prefix}{error}") from None
 
 
 def project_settings(path: Path | None = None) -> Path | None:

@@ -208,10 +208,11 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         _require_local(_OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
-    if spec["pipelineInfo"]["name"] in OWN_PIPELINES and "champion_uri" not in parameters:
+    used = defaults(spec) | parameters
+    is_ours = spec["pipelineInfo"]["name"] in OWN_PIPELINES
+    if is_ours and "champion_uri" not in parameters and not used["champion_uri"]:
         # Models of different data or labels do not replace each other.
-        source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
-        of = f"{source} {label}" if label else source
+        of = " ".join(filter(None, (used["source"], used["label"])))
         parameters["champion_uri"] = str(runs_dir.absolute() / "champions" / _directory_name(of))
     return parameters
 

@@ -1,6 +1,7 @@
 """The compiled pipeline: what is in it, that it is up to date, and what compiling costs."""
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -16,7 +17,8 @@ from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
-from shardline.trainer.base.errors import SettingsError
+from shardline.pipelines.spec import defaults
+from shardline.trainer.base.errors import SettingsError, ShardlineError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -235,3 +237,18 @@ def test_a_machine_that_cannot_be_is_refused(tmp_path, table, message):
 
     with pytest.raises(SettingsError, match=message):
         compile_pipeline(settings.load(file))
+
+
+def test_the_parameters_of_a_project_are_the_defaults_of_its_file(tmp_path: Path) -> None:
+    """Uploaded in the console, or run without a flag, it trains the project's model."""
+    shutil.copy(ROOT / "settings" / "local.toml", tmp_path)
+    parameters = tmp_path / "params.toml"
+    parameters.write_text('model = "mlp"\nepochs = 3\nencoding = "png"\n')
+    found = defaults(yaml.safe_load(compile_pipeline(settings.load(tmp_path / "local.toml"))))
+
+    assert (found["model"], found["epochs"], found["data_options"]) == ("mlp", 3, {"encoding": "png"})
+
+    for wrong, words in (("epohcs = 3", "did you mean epochs"), ("epochs = -1", "epochs must be at least 1")):
+        parameters.write_text(wrong)
+        with pytest.raises(ShardlineError, match=f"params.toml: .*{words}"):
+            compile_pipeline(settings.load(tmp_path / "local.toml"))

@@ -174,7 +174,7 @@ def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
 
     (run,) = re.findall(r"shardline run .*", planned(tmp_path, "run", "PIPELINE=other.yaml", "epochs=1"))
-    assert run == "shardline run other.yaml --params params.toml --param 'epochs=1'"
+    assert run == "shardline run other.yaml --param 'epochs=1'"
     assert sorted(tmp_path.rglob("*")) == before
 
 
