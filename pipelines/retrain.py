@@ -73,19 +73,17 @@ def retrain_pipeline(settings: Settings) -> Any:
         training = {"model_function": model, "hparams": hparams, "epochs": epochs, "seed": seed}
         training |= {"per_replica_batch_size": per_replica_batch_size, "learning_rate": learning_rate}
         gate = {"rules": rules, "champion_uri": champion_uri}
-        options = {"train_options": train_options, "gate_options": gate_options}
+        checked = {**training, **gate, "train_options": train_options, "gate_options": gate_options}
 
         # Also after a failure: it explains that one, and notifies. Only a whole run is in the history.
         with dsl.ExitHandler(task.conclude(history_uri), name="run"):
             changes = task.detect_changes(
                 source=source,
                 data_options=data_options,
-                history_uri=history_uri,
                 force=force,
+                history_uri=history_uri,
                 **data,
-                **training,
-                **gate,
-                **options,
+                **checked,
             ).outputs
             # Also where training is forced, or there is no history.
             with dsl.If(changes["changed"] == True, name="changed"):
@@ -99,12 +97,10 @@ def retrain_pipeline(settings: Settings) -> Any:
                 # Training, export and gate on a few examples, before their machines cost money.
                 rehearsed = task.rehearse(
                     dataset=dataset,
-                    history_uri=history_uri,
                     fingerprint=changes["fingerprint"],
                     continue_run=continue_run,
-                    **training,
-                    **gate,
-                    **options,
+                    history_uri=history_uri,
+                    **checked,
                 )
                 checkpoints = rehearsed.outputs["Output"]
                 trained = task.train(

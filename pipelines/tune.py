@@ -54,16 +54,15 @@ def tune_pipeline(settings: Settings, study_file: str) -> Any:
         training = {"model_function": model, "hparams": hparams, "epochs": epochs, "seed": seed}
         training |= {"per_replica_batch_size": per_replica_batch_size, "learning_rate": learning_rate}
         gate = {"rules": rules, "champion_uri": champion_uri}
-        options = {"train_options": train_options, "gate_options": gate_options}
+        checked = {**training, **gate, "train_options": train_options, "gate_options": gate_options}
 
         with dsl.ExitHandler(task.conclude(history_uri), name="run"):
             # Without a history, thus without a comparison with earlier runs.
-            checked = task.detect_changes(
-                source=source, data_options=data_options, **data, **training, **gate, **options
-            ).outputs
+            changes = task.detect_changes(source=source, data_options=data_options, **data, **checked)
             # The same source string may hold other data tomorrow: a cached result would be stale.
-            dataset = task.preprocess(source=checked["source"], seed=seed, options=data_options, **data)
-            rehearsed = task.rehearse(dataset=dataset, **training, **gate, **options)
+            source = changes.outputs["source"]
+            dataset = task.preprocess(source=source, seed=seed, options=data_options, **data)
+            rehearsed = task.rehearse(dataset=dataset, **checked)
             planned = task.plan_study(
                 study=study,
                 max_trial_count=max_trial_count,
