@@ -17,8 +17,6 @@ from shardline.components.preprocess.tfrecord import (
     NO_IMAGE,
     FeatureEntries,
     entries,
-    locate,
-    only_span,
     only_value,
     parse,
     serialize,
@@ -193,24 +191,17 @@ def test_what_is_no_example_is_an_error_and_nothing_else() -> None:
             parse(bytes(changed))
 
 
-def test_one_value_is_found_without_the_others() -> None:
-    data = theirs(
-        {"image": b"the image", "label": 5, "none": [], "three": [1, 2, 3], "sizes": [b"a", b"b"]}
-    ).SerializeToString()
-    places = locate(data)
-    start, length = only_span(data, places, b"image")
-    assert data[start : start + length] == b"the image"
-    assert only_value(data, places, b"label") == 5
+def test_the_value_of_a_feature_that_has_one() -> None:
+    data = theirs({"image": b"the image", "label": 5, "three": [1, 2, 3], "sizes": [b"a", b"b"]})
+    found = parse(data.SerializeToString())
+    assert only_value(found, "image", "bytes") == b"the image"
+    assert only_value(found, "label") == 5
     for name, message in [
-        (b"absent", "has no feature 'absent'"),
-        (b"three", "feature 'three' has 3 values, one is needed"),
+        ("absent", "has no feature 'absent'"),
+        ("label", "feature 'label' is int64, not bytes"),
+        ("sizes", "feature 'sizes' has 2 values, one is needed"),
     ]:
         with pytest.raises(ValueError, match=message):
-            only_value(data, places, name)
-    for name, message in [
-        (b"absent", "has no feature 'absent'"),
-        (b"label", "feature 'label' is int64, not bytes"),
-        (b"sizes", "feature 'sizes' has 2 values, one is needed"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            only_span(data, places, name)
+            only_value(found, name, "bytes")
+    with pytest.raises(ValueError, match="feature 'three' has 3 values, one is needed"):
+        only_value(found, "three")

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -28,17 +28,14 @@ from shardline.components.preprocess.sources.columns import (
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord import (
+    Features,
     Kind,
     Record,
     Value,
-    ValuePosition,
     detect_compression,
-    locate,
-    only_span,
     only_value,
     parse,
     read_records,
-    values,
 )
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
@@ -186,32 +183,32 @@ class _ExampleColumns(TypedColumns):
         try:
             if not isinstance(record, Record):
                 raise ValueError(record.reason)
-            positions = locate(record.data)
+            features = parse(record.data)
             if "key" in names:
                 metadata["key"] = xxhash.xxh3_128_hexdigest(record.data)
             return [
-                self._value(file, record, position, name)
-                if (position := positions.get(name.encode()))
-                else metadata.get(name)
+                self._value(file, record, features, name) if name in features else metadata.get(name)
                 for name in names
             ]
         except ValueError as fault:
             metadata[FAULT] = str(fault)
             return [metadata.get(name) for name in names]
 
-    def _value(self, file: TfRecordFile, record: Record, position: ValuePosition, name: str) -> Any:
-        if name == self._image and position.kind == "bytes":
-            start, length = only_span(record.data, {name.encode(): position}, name.encode())
-            span = Span(file.path, record.offset + start, length)
-            return record.data[start : start + length] if file.compression else span
-        found: Sequence[Any] = values(record.data, position)
-        if position.kind == "bytes":
-            found = [to_text(value, name) for value in found]
+    def _value(self, file: TfRecordFile, record: Record, features: Features, name: str) -> Any:
+        kind, values = features[name]
+        if name == self._image and kind == "bytes":
+            return _image(file, record, only_value(features, name))
+        found: Sequence[Any] = [to_text(value, name) for value in values] if kind == "bytes" else values
         if self.types[name] == "strings":
             return found
-        if position.kind == "int64" and self.types[name] in ("string", "float32"):
+        if kind == "int64" and self.types[name] in ("string", "float32"):
             found = [*map(str if self.types[name] == "string" else float, found)]
         return found[0] if len(found) == 1 else found or None
+
+
+def _image(file: TfRecordFile, record: Record, image: Any) -> bytes | Span:
+    """Returns an image of a record, as a span of the file unless that is compressed."""
+    return image if file.compression else Span(file.path, record.offset + record.data.find(image), len(image))
 
 
 _ROLES = ("image", "label", "key")
@@ -236,13 +233,12 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     ]
     path, first = next(_sound_records(files), ("", None))
     try:
-        positions = locate(first.data) if first else {}
+        found = parse(first.data) if first else {}
     except ValueError as fault:
         raise SourceError(f"{path!r}: the first record: {fault}") from None
     features = settings.features
-    image = positions.get(features.get("image", "image").encode())
-    is_table = settings.label or settings.split_by_time or settings.columns
-    if positions and (is_table or not (image or "image" in features)):
+    has_image = features.get("image", "image") in found or "image" in features
+    if found and (settings.label or settings.split_by_time or settings.columns or not has_image):
         return ExampleRows(pattern, files, settings)
     return TfRecords(files, features)
 
@@ -282,9 +278,8 @@ class TfRecords:
 
     def __init__(self, files: Sequence[TfRecordFile], features: Mapping[str, str]) -> None:
         self._files = files
-        names = {"image": "image", "label": "label"} | dict(features)
-        self._image = names.pop("image").encode()
-        self._names = {ours: theirs.encode() for ours, theirs in names.items()}
+        self._names = {"image": "image", "label": "label"} | dict(features)
+        self._image = self._names.pop("image")
         # Kinds of the features other than the image, by Shardline's name.
         self._kinds: Mapping[str, Kind] = {}
         self._kinds = self._first_kinds()
@@ -296,10 +291,10 @@ class TfRecords:
     @functools.cached_property
     def class_names(self) -> Sequence[str]:
         """The classes, for which all files are read once."""
-        found, read = set[Any](), self._reader()
+        found = set[Any]()
         for _, record in _sound_records(self._files):
             with contextlib.suppress(ValueError):
-                found.add(read(record.data)[2]["label"])
+                found.add(self._read(record)[1]["label"])
         if self._kinds["label"] == "int64":
             return tuple(map(str, range(max(found, default=0) + 1)))
         return tuple(sorted(name.decode(*_TEXT) for name in found))
@@ -309,65 +304,52 @@ class TfRecords:
         index: Mapping[Value, int] = {}
         if self._kinds["label"] == "bytes":
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
-        read, has_key = self._reader(), "key" in self._names
         names = [feature.name for feature in self.features]
-        for path, compression, split in self._files:
-            for record in read_records(path, compression=compression):
+        for file in self._files:
+            for record in read_records(file.path, compression=file.compression):
                 if isinstance(record, BadRecordError):
                     yield BadExample(record.name, record.reason)
                     continue
-                offset, data, number = record
                 try:
-                    start, length, values = read(data)
-                    key = to_text(values["key"], "key") if has_key else xxhash.xxh3_128_hexdigest(data)
+                    image, values = self._read(record)
+                    key = xxhash.xxh3_128_hexdigest(record.data)
+                    if "key" in self._names:
+                        key = to_text(values["key"], "key")
                     others = {
                         name: to_text(value, name) if isinstance(value := values[name], bytes) else value
                         for name in names
                     }
                 except ValueError as fault:
-                    yield BadExample(f"{path} record {number}", str(fault))
+                    yield BadExample(f"{file.path} record {record.number}", str(fault))
                     continue
                 label = index[values["label"]] if index else cast(int, values["label"])
-                image = data[start : start + length] if compression else Span(path, offset + start, length)
-                yield Example(key, label, image, split, others)
+                yield Example(key, label, _image(file, record, image), file.split, others)
 
-    def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
-        """Returns a function that returns start and length of a record's image, and other values by name.
-
-        It raises a ValueError for data that is not a tf.train.Example with the required features.
-        """
-        named = [(ours, theirs, self._kinds.get(ours)) for ours, theirs in self._names.items()]
-
-        def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
-            positions = locate(data)
-            start, length = only_span(data, positions, self._image)
-            found = {}
-            for ours, theirs, expected in named:
-                found[ours] = only_value(data, positions, theirs)
-                if expected and positions[theirs].kind != expected:
-                    raise ValueError(
-                        f"feature {theirs.decode()!r} is {positions[theirs].kind}, not {expected}"
-                    )
-            label = found["label"]
-            if label.__class__ is int:
-                if not 0 <= label <= LARGEST_CLASS:
-                    raise ValueError(f"label {label} is out of range 0..{LARGEST_CLASS:,}")
-            elif label.__class__ is float or not label:
-                raise ValueError(f"label {label!r} is neither a class index nor a class name")
-            return start, length, found
-
-        return read
+    def _read(self, record: Record) -> tuple[Value, Mapping[str, Value]]:
+        """Returns a record's image and other values by name; ValueError if it has not the needed features."""
+        features = parse(record.data)
+        image = only_value(features, self._image, "bytes")
+        found = {
+            ours: only_value(features, name, self._kinds.get(ours)) for ours, name in self._names.items()
+        }
+        label = found["label"]
+        if label.__class__ is int:
+            if not 0 <= label <= LARGEST_CLASS:
+                raise ValueError(f"label {label} is out of range 0..{LARGEST_CLASS:,}")
+        elif label.__class__ is float or not label:
+            raise ValueError(f"label {label!r} is neither a class index nor a class name")
+        return image, found
 
     def _first_kinds(self) -> dict[str, Kind]:
         for path, record in _sound_records(self._files):
+            features = parse(record.data)
             try:
-                self._reader()(record.data)
-                positions = locate(record.data)
-                return {ours: positions[theirs].kind for ours, theirs in self._names.items()}
+                self._read(record)
+                return {ours: features[theirs][0] for ours, theirs in self._names.items()}
             except ValueError as fault:
-                names = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
+                names = printable(", ".join(features))[:300]
                 raise SourceError(
-                    f"{path!r}: the first record: {fault}; it has {names[:300]}; say which is which with "
-                    "features, such as image=image/encoded,label=image/class/label"
+                    f"{path!r}: the first record: {fault}; it has {names}; say which is which with features, "
+                    "such as image=image/encoded,label=image/class/label"
                 ) from None
         raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
