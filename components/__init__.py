@@ -118,5 +118,8 @@ class _Package(ModuleType):
             return getattr(job, name)
         return super().__getattribute__(name)
 
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *__all__]
+
 
 sys.modules[__name__].__class__ = _Package

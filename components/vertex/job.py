@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import mapping_at
+from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
@@ -48,6 +49,7 @@ class WorkerPool:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.machine_type.startswith(_TPU_FAMILIES) or self.accelerator_type.startswith("TPU"):
             raise SettingsError(
                 f"machine_type {self.machine_type} has TPUs, on which Shardline does not train; "
@@ -114,6 +116,8 @@ class Cluster:
     def of(cls, pool: WorkerPool) -> Cluster:
         """Returns a chief and, where the pool has more than one replica, workers, all alike."""
         rest = pool.replica_count - 1
+        if rest < 0:
+            raise SettingsError(f"replica_count must be at least 1, got {pool.replica_count}")
         return cls(
             chief=replace(pool, replica_count=1),
             workers=replace(pool, replica_count=rest) if rest else None,
@@ -182,6 +186,9 @@ class CustomJobSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cluster, Cluster):
+            raise SettingsError(f"cluster must be a Cluster, such as Cluster.of(pool), got {self.cluster!r}")
+        check_types(self)
         own = {*vars(self), "worker_pool_specs"} & {*self.extra, *mapping_at(self.extra, "scheduling")}
         if own:
             raise SettingsError(f"extra sets {', '.join(sorted(own))}, which other keys set; leave it out")
