@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +78,19 @@ def _is_large(path: Path) -> bool:
 
 
 def _paths(package: str) -> dict[str, Path]:
-    spec = _find(package)
-    if spec and (roots := spec.submodule_search_locations):
-        root = Path(next(iter(roots)))
-        return {f"{package}/{path.relative_to(root).as_posix()}": path for path in code.files_in(root)}
-    if spec and (spec.origin or "").endswith(".py"):
-        return {f"{package}.py": Path(str(spec.origin))}
-    raise SettingsError(
-        f"[code] packages: there is no package or module {package!r} here, nor an installed one"
-    )
+    if (place := _find(package)) is None:
+        raise SettingsError(f"[code] packages: there is no package or module {package!r}, here or installed")
+    if place.is_file():
+        return {f"{package}.py": place}
+    return {f"{package}/{path.relative_to(place).as_posix()}": path for path in code.files_in(place)}
+
+
+def _find(package: str) -> Path | None:
+    """Returns the directory of a package, or the file of a module in Python; None where there is neither."""
+    spec = plugins.find(package) if package.isidentifier() else None
+    places = [*(spec.submodule_search_locations or filter(None, [spec.origin]))] if spec else []
+    found = [path for path in map(Path, places) if path.suffix == ".py" or path.is_dir()]
+    return found[0] if found else None
 
 
 def with_imported(packages: Iterable[str]) -> list[str]:
@@ -116,13 +119,8 @@ def _imports(files: Mapping[str, bytes]) -> Iterator[str]:
 
 def is_own(package: str) -> bool:
     """Whether a package is on this machine, but neither an installed distribution nor a part of Python."""
-    spec = None if package in sys.stdlib_module_names else _find(package)
-    places = [*(spec.submodule_search_locations or [spec.origin or ""])] if spec else []
-    return bool(places) and not {"site-packages", "dist-packages"} & {*Path(places[0]).parts}
-
-
-def _find(package: str) -> ModuleSpec | None:
-    return plugins.find(package) if package.isidentifier() else None
+    place = None if package in sys.stdlib_module_names else _find(package)
+    return place is not None and not {"site-packages", "dist-packages"} & {*place.parts}
 
 
 def largest(files: Mapping[str, bytes]) -> str:

@@ -32,7 +32,7 @@ def compile_pipeline(settings: Settings, study: str | None = None) -> str:
         check_json(settings.parameters)
         spec = json_format.MessageToDict(pipeline.pipeline_spec)
         given = check_parameters(spec, settings.parameters)
-        check_values(pipeline.name, defaults(spec) | given, here=False, packed={})
+        check_values(pipeline.name, defaults(spec) | given, here=False)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path), pipeline_parameters=given)

@@ -12,7 +12,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,14 @@ from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_pa
 from shardline.pipelines.tables import error_prefix, read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, field_types
-from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError, page
+from shardline.trainer.base.errors import (
+    ModelError,
+    PipelineError,
+    SettingsError,
+    ShardlineError,
+    SourceError,
+    page,
+)
 from shardline.trainer.base.settings import TrainSettings
 
 #: Whole numbers travel as doubles, here as on the platform.
@@ -240,13 +247,13 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
 
 
 def check_values(
-    name: str, parameters: Mapping[str, Any], *, here: bool, packed: Mapping[str, bytes]
+    name: str, parameters: Mapping[str, Any], *, here: bool, packed: Container[str] = ()
 ) -> None:
     """Checks the values of all parameters of one of `OWN_PIPELINES`.
 
-    With `here`, data and model must be on this machine, or the model in the files that the pipeline has
-    `packed`. The steps check the values again; this check comes before any cost. Loads neither TensorFlow nor
-    the user's own code.
+    With `here`, data and model must be on this machine; the plug-ins of `packed` packages need not. The steps
+    check the values again; this check comes before any cost. Loads neither TensorFlow nor the user's own
+    code.
 
     Raises:
         PipelineError: When a pipeline of this name lacks parameters.
@@ -260,7 +267,7 @@ def check_values(
     if here:
         if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
-        plugins.check_reference(function, "model", packed=packed)
+        _check_plugin(function, "model", ModelError, packed)
         if (run := parameters.get("continue_run", "")) and "/" not in run:
             raise SettingsError(
                 f"continue_run is {run!r}, a run on the platform; here use 'shardline run --resume RUN', "
@@ -273,13 +280,19 @@ def check_values(
     if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
     elif here and is_plugin(source):
-        plugins.check_reference(source, "source", SourceError, packed)
+        _check_plugin(source, "source", SourceError, packed)
     if name == TUNE:
         for count in ("max_trial_count", "trial_epochs"):
             if parameters[count] < 0:
                 raise SettingsError(f"{count} must not be negative, got {parameters[count]}")
         study = read_study(parse_study(parameters["study"]), max_trial_count=parameters["max_trial_count"])
         check_tuned(study.types, training.options)
+
+
+def _check_plugin(reference: str, kind: str, error: type[ShardlineError], packed: Container[str]) -> None:
+    package = re.split("[.:]", reference)[0]
+    if package not in packed or plugins.find(package):
+        plugins.check_reference(reference, kind, error)
 
 
 def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:

@@ -73,7 +73,7 @@ def check_run(
     refuse_errors(list(apply({Parameter: Pipeline(spec, given).parameters})))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
-        packed = Pipeline(spec).code
+        packed = Pipeline(spec).packages
         check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here, packed=packed)
     aim = Aim.HERE if here else Aim.SENT
     findings = refuse_errors(check(Pipeline(spec, parameters, aim=aim, location=location), schedule))

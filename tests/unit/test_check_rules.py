@@ -210,7 +210,7 @@ def test_what_a_run_is_given(code: str, broken: dict[str, Any], repaired: dict[s
 @pytest.mark.parametrize(
     ("copied", "source", "is_found"),
     [
-        ("other leafnet", "leafnet.source:Leaves", True),
+        ("other leafnets", "leafnet.source:Leaves", True),
         ("leafnet/ leafnet", "leafnet.source:Leaves", False),
         (". .", "leafnet.source:Leaves", False),
         ("other .", "distribution.source:Leaves", False),

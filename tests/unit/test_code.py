@@ -23,7 +23,7 @@ from shardline.components.code import files_of, is_own, left_out, pack, with_imp
 from shardline.components.tune import study
 from shardline.pipelines.settings import load
 from shardline.trainer.base import code, plugins
-from shardline.trainer.base.errors import ModelError, PipelineError, SettingsError
+from shardline.trainer.base.errors import PipelineError, SettingsError
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"leafnet/model.py": "def build():\n    return 'packed'\n", "leafnet/words/de.txt": "Grün\n"}
@@ -174,16 +174,6 @@ def test_unpacked_code_comes_first_in_a_process_and_its_children(project: Path) 
     *built, directory = done.stdout.split()
     assert built == ["packed", "packed", "packed", "2"]
     assert not Path(directory).exists()
-
-
-def test_a_reference_is_checked_in_packed_code_without_running_it(project: Path) -> None:
-    packed = files_of("leafnet")
-    (project / "leafnet" / "model.py").unlink()
-    plugins.check_reference("leafnet.model:build", "model", packed=packed)
-    with pytest.raises(ModelError, match=r"leafnet\.model has no 'bild', it has build"):
-        plugins.check_reference("leafnet.model:bild", "model", packed=packed)
-    with pytest.raises(ModelError, match=r"no module 'leafnet\.modle'"):
-        plugins.check_reference("leafnet.modle:build", "model", packed=packed)
 
 
 SETTINGS = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-4"\n'

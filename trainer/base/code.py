@@ -79,17 +79,11 @@ def _remove(directory: str, owner: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def unpacked() -> Path | None:
-    """Returns the directory of the unpacked code of this task; None where there is none."""
-    found = os.environ.get(VARIABLE)
-    return Path(found) if found else None
-
-
 def unpacked_files() -> dict[str, bytes]:
     """Returns the files of the unpacked code of this task; none where there is none."""
-    if not (root := unpacked()):
-        return {}
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files_in(root)}
+    root = os.environ.get(VARIABLE)
+    files = files_in(Path(root)) if root else ()
+    return {path.relative_to(root or "").as_posix(): path.read_bytes() for path in files}
 
 
 def versions(files: Mapping[str, bytes]) -> dict[str, str]:

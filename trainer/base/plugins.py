@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import symtable
 import sys
@@ -96,36 +97,12 @@ def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
         raise error(f"{what}: {describe(failure)}") from failure
 
 
-def check_reference(
-    reference: str,
-    kind: str,
-    error: type[ShardlineError] = ModelError,
-    packed: Mapping[str, bytes] = types.MappingProxyType({}),
-) -> None:
+def check_reference(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
     """Checks, without an import, that the module of an import string exists and defines the name.
 
-    `packed` are files of packages by name, which come before others. Raises `error` when the module is
-    missing, is not Python, or evidently does not define the name.
+    Raises `error` when the module is missing, is not Python, or evidently does not define the name.
     """
     module_name, _, name = reference.partition(":")
-    path = module_name.replace(".", "/")
-    held = next((each for each in (f"{path}.py", f"{path}/__init__.py") if each in packed), None)
-    file = Path(held) if held else _module_file(reference, kind, error)
-    if file.suffix != ".py":
-        return
-    source = (packed[held] if held else file.read_bytes()).decode("utf-8-sig", errors="replace")
-    try:
-        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
-    except SyntaxError as failure:
-        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
-    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
-    if not bound & {name, "__getattr__"} and "import *" not in source:
-        there = _closest(name, bound) or "nothing"
-        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
-
-
-def _module_file(reference: str, kind: str, error: type[ShardlineError]) -> Path:
-    module_name = reference.partition(":")[0]
     _make_working_directory_importable()
     first, *others = module_name.split(".")
     spec = _find_local_module(first) or importlib.util.find_spec(first)
@@ -137,7 +114,18 @@ def _module_file(reference: str, kind: str, error: type[ShardlineError]) -> Path
         raise error(
             f"unknown {kind} {reference!r}: no module {module_name!r}{_available_modules(module_name)}"
         )
-    return Path(spec.origin or "")
+    file = Path(spec.origin or "")
+    if file.suffix != ".py":
+        return
+    source = file.read_text(encoding="utf-8-sig", errors="replace")
+    try:
+        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
+    except SyntaxError as failure:
+        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
+    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if not bound & {name, "__getattr__"} and "import *" not in source:
+        there = _closest(name, bound) or "nothing"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
 
 
 def packages(references: Iterable[str]) -> list[str]:
@@ -244,13 +232,11 @@ def _make_working_directory_importable() -> None:
 
 
 def _find_local_module(name: str) -> ModuleSpec | None:
-    """Returns a module of the unpacked code, or else of the working directory, or None.
-
-    An installed package may have its name.
-    """
+    """Returns a module of the unpacked code, else of the working directory, before any installed; or None."""
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
-    spec = PathFinder.find_spec(name, [*map(str, filter(None, [code.unpacked()])), str(Path.cwd())])
+    places = filter(None, (os.environ.get(code.VARIABLE), str(Path.cwd())))
+    spec = PathFinder.find_spec(name, list(places))
     return spec if spec is not None and spec.loader is not None else None
 
 

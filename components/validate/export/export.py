@@ -215,7 +215,7 @@ def read_revision() -> str | None:
         described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         # There is no git in the image: its Dockerfile sets the revision that it was built from.
-        return None if code.unpacked() else os.environ.get("SHARDLINE_REVISION") or None
+        return None if code.VARIABLE in os.environ else os.environ.get("SHARDLINE_REVISION") or None
     return described.stdout.strip()
 
 

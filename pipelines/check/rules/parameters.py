@@ -39,7 +39,7 @@ def values(pipeline: Pipeline) -> Found:
         check_parameters(pipeline.spec, pipeline.given)
         code = "SL606"
         if pipeline.name in OWN_PIPELINES:
-            check_values(pipeline.name, _values(pipeline), here=False, packed=pipeline.code)
+            check_values(pipeline.name, _values(pipeline), here=False)
     except ShardlineError as error:
         yield code, error.line
 
@@ -129,16 +129,13 @@ def contents(pipeline: Pipeline) -> Found:
     if pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES or not dockerfile.is_file():
         return
     joined = re.sub(r"\\\s*\n", " ", dockerfile.read_text(encoding="utf-8"))
-    lines = re.findall(r"(?im)^\s*(?:COPY|ADD)\s+(.*)", joined)
-    copied = {os.path.normpath(f"./{name}") for line in lines for name in line.split()[:-1]}
-    if any(re.search(r"[*?[]", line) for line in lines):
-        return  # globs and JSON: what they copy is not known
+    copied = "\n".join(re.findall(r"(?im)^\s*(?:COPY|ADD)\s+(.*)", joined))
     for name, reference in plugins_of(_values(pipeline)).items():
-        top = re.split("[.:]", reference)[0]
-        # Any other is of a distribution, which the image may have.
-        own = next(filter(os.path.exists, (top, f"{top}.py")), None)
-        if own and top not in pipeline.packages and not {".", own} & copied:
-            yield "SL612", f"{name} is {reference}, of which neither the file nor the Dockerfile has {own}"
+        package = re.split("[.:]", reference)[0]
+        # A glob, a list in JSON, or the whole directory may have it.
+        is_copied = re.search(rf"[*?\[]|(^|\s)\.\s|\b{package}\b", copied)
+        if is_own(package) and package not in pipeline.packages and not is_copied:
+            yield "SL612", f"{name} is {reference}, and neither the file nor the Dockerfile has {package}"
 
 
 @rules(Pipeline)
