@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ TEXT = (
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with a package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     write(SOURCES)
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "leafnet"]:
+        del sys.modules[name]
 
 
 def write(files: dict[str, str]) -> None:
