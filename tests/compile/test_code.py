@@ -9,7 +9,9 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from shardline.components.code import pack, with_code
+from shardline.components import _FOLDERS as FOLDERS
+from shardline.components import with_image
+from shardline.components.code import pack, read, with_code
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines.check.checks import check_run
@@ -99,9 +101,9 @@ def test_code_that_is_too_long_for_all_pools_of_a_job_is_refused(project: Path) 
     assert "each of its 2 worker pools has your code: leafnet/model.py (100.0 kB), leafnet/__init" in why
 
 
-def test_only_components_that_run_a_users_code_hold_it(project: Path) -> None:
-    @dsl.component(base_image="image:1")
-    def register(count: int) -> int:
-        return count
-
-    assert not Pipeline(compiled(with_code(register, pack(["leafnet"])))).code
+def test_only_components_that_run_a_users_code_bring_it(project: Path) -> None:
+    ours = with_image("image:1", packages=["leafnet"])
+    commands = {name: getattr(ours, name).component_spec.implementation.container.command for name in FOLDERS}
+    without = {"finish_dataset", "register", "serving_model", "record_run", "conclude", "best_trial"}
+    assert {name for name, command in commands.items() if not read(command[-1])} == without
+    assert set(read(commands["train"][-1])) == {"leafnet/__init__.py", "leafnet/model.py"}
