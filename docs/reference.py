@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import shardline.pipelines.check.checks  # noqa: F401  which fills RULES
-from shardline.pipelines.check.registry import RULES, Severity
+from shardline.pipelines.check.registry import RULES
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import PLATFORM_OPTIONS
 
@@ -175,7 +175,7 @@ def rules_page() -> str:
         parts.append(f"\n## {title}\n\n| code | rule | source |\n|---|---|---|\n")
         for code, rule in sorted(RULES.items()):
             if code[2] == digit:
-                mark = " warning" if rule.severity is Severity.WARNING else ""
+                mark = " warning" if rule.severity == "warning" else ""
                 parts.append(f"| {code}{mark} | {_cell(rule.demand)} | {_cell(rule.source)} |\n")
     return "".join(parts)
 

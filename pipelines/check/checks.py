@@ -8,7 +8,7 @@ from typing import Any
 
 from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
 from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
-from shardline.pipelines.check.registry import Finding, Severity, apply
+from shardline.pipelines.check.registry import Finding, apply
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_parameters, check_values, fold_options
 from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_file
@@ -31,13 +31,13 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
     )
     return sorted(
         dict.fromkeys(found),
-        key=lambda finding: (finding.severity is not Severity.ERROR, finding.code, finding.why),
+        key=lambda finding: (finding.severity != "error", finding.code, finding.why),
     )
 
 
 def refuse_errors(findings: list[Finding]) -> list[Finding]:
     """Returns findings that are only warnings; PipelineError names the first error."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         first = errors[0]
         count = len(errors) - 1

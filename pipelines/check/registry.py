@@ -10,21 +10,15 @@ docstring declares its rules; consecutive rules may share a fix and a source:
 
 from __future__ import annotations
 
-import enum
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-
-class Severity(enum.StrEnum):
-    """Severity of a finding."""
-
-    #: The platform refuses it, or it fails or does something other than was meant.
-    ERROR = "error"
-    #: It works, and will probably be regretted.
-    WARNING = "warning"
+#: An error: the platform refuses it, or it fails or does something other than was meant. A warning: it works,
+#: and will probably be regretted.
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def rules(*subjects: type[Any]) -> Callable[[C], C]:
                 if code in RULES:
                     raise ValueError(f"two rules have the code {code}")
                 texts = (" ".join(text.split()) for text in (demand, *below))
-                RULES[code] = Rule(code, Severity(severity), *texts)
+                RULES[code] = Rule(code, severity, *texts)
         _CHECKS.extend((subject, check) for subject in subjects)
         return check
 

@@ -103,12 +103,12 @@ class Execution:
             return
         own = [event for event in self.errors if event.topic != execute.TOPIC]
         if own:
-            raise processes.ProcessFailedError.from_event(own[-1])
+            raise processes.ProcessFailedError(own[-1].text, own[-1].exit_code)
         for line in self.tail:
             terminal.show(Event("line", execute.TOPIC, f"| {line}"))
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
-        raise processes.ProcessFailedError(f"{text} (log: {self.log})", topic=execute.TOPIC)
+        raise processes.ProcessFailedError(f"{text} (log: {self.log})")
 
     def _handle_line(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import selectors
 import time
@@ -158,7 +157,7 @@ class _RunningJob:
         """
         mistaken = [item for item in (replica, *self._running.values()) if item.output.is_user_error]
         if mistaken or code in _USER_ERRORS:
-            raise _job_failure(mistaken[0] if mistaken else replica, code, self._topic)
+            raise _job_failure(mistaken[0] if mistaken else replica, code)
         whole = self._job.restart_job_on_worker_restart
         limits = [(True, "restart", "job", self._job.job_restarts)]
         if code == EXIT_RESTART or replica.preempted:
@@ -169,7 +168,7 @@ class _RunningJob:
             if self._restarts[counted] < limit and not self._job.disable_retries:
                 self._restarts[counted] += 1
                 return restarts_all, f"{word} {self._restarts[counted]} of {limit}"
-        raise _job_failure(replica, code, self._topic)
+        raise _job_failure(replica, code)
 
     def _restart_all(self, code: int, message: str) -> bool:
         if code == EXIT_RESTART:
@@ -184,7 +183,7 @@ class _RunningJob:
         self._stop(_BRIEF_GRACE_S)
         for other in others:
             if other.output.is_user_error:  # the cause of the first failure
-                raise _job_failure(other, EXIT_BAD_INPUT, self._topic)
+                raise _job_failure(other, EXIT_BAD_INPUT)
         progress.report(self._topic, message)
         self._start_all()
         return False
@@ -261,11 +260,9 @@ def _describe_end(replica: Replica, code: int) -> str:
     return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
 
 
-def _job_failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
+def _job_failure(replica: Replica, code: int) -> ProcessFailedError:
     hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.reports_no_network else ""
     if (error := replica.output.error) is not None:
-        return ProcessFailedError.from_event(dataclasses.replace(error, text=error.text + hint))
+        return ProcessFailedError(error.text + hint, error.exit_code)
     message = f"{_describe_end(replica, code)} (its log: {replica.output.log}){hint}"
-    return ProcessFailedError(
-        message, topic=topic, exit_code=EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED
-    )
+    return ProcessFailedError(message, EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED)

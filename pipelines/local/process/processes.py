@@ -18,7 +18,6 @@ import psutil
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_FAILED, RunError
-from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 
 #: Variables that belong to one replica and must not be inherited from the shell.
@@ -54,21 +53,15 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ProcessFailedError(RunError):
-    """A process that was started here failed in a step, the topic.
+    """A process that was started here failed.
 
     The exit code is that of the whole program: EXIT_BAD_INPUT when the process reported a user error, else
     EXIT_FAILED.
     """
 
-    def __init__(self, message: str, *, topic: str, exit_code: int = EXIT_FAILED) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
-        self.topic = topic
         self.exit_code = exit_code
-
-    @classmethod
-    def from_event(cls, event: Event) -> ProcessFailedError:
-        """Returns the error that the process has reported."""
-        return cls(event.text, topic=event.topic, exit_code=event.exit_code)
 
 
 class Stopped(SystemExit):
