@@ -81,69 +81,42 @@ class LineBuffer:
         return self.feed(b"\n") if self._rest else []
 
 
-class ReplicaOutput:
-    """Output of one replica.
-
-    Every line goes to the log file, events (`trainer.base.progress`) as readable lines. Events are passed on,
-    the first error is kept until the end of the job, and every other line is shown, unless `muted`.
-    """
-
-    def __init__(self, name: str, log: Path, show: ShowLine, report: Callable[[Event], None]) -> None:
-        """Opens the log file to append; `show` receives name and line, `report` all events but errors."""
-        self.log = log
-        self.error: Event | None = None
-        self.muted = False
-        self.reports_no_network = False
-        self._name = name
-        self._show = show
-        self._report = report
-        self._buffer = LineBuffer()
-        self._file = log.open("a", encoding="utf-8")
-
-    @property
-    def is_user_error(self) -> bool:
-        """Whether the replica has reported a user error."""
-        return self.error is not None and self.error.exit_code == EXIT_BAD_INPUT
-
-    def feed(self, data: bytes) -> None:
-        """Handles output of the replica."""
-        self._handle(self._buffer.feed(data))
-
-    def close(self) -> None:
-        """Handles the last line, which may have no line end, and closes the log file."""
-        self._handle(self._buffer.flush())
-        self._file.close()
-
-    def _handle(self, lines: list[str]) -> None:
-        for line in lines:
-            event = progress.parse(line)
-            self.reports_no_network = self.reports_no_network or UNREACHABLE.search(line) is not None
-            self._file.write((line if event is None else progress.render(event)) + "\n")
-            if event is None:
-                if not self.muted:
-                    self._show(self._name, line)
-            elif event.kind != "error":
-                self._report(event)
-            elif self.error is None:
-                self.error = event
-        self._file.flush()
-
-
 class Replica:
     """A running replica, named by role and number, as in "worker-0".
 
     Its `control` becomes readable when it has ended (see `guardian`); `pipe` is the descriptor of its
-    standard output and standard error. It is `preempted` once it has the notice of a preemption. After
-    `finish`, `peak_memory` is the largest resident set of any of its processes, in bytes.
+    standard output and standard error. Every line goes to the log file, events (`trainer.base.progress`) as
+    readable lines. Events are passed on, the first error is kept until the end of the job, and every other
+    line is shown, unless `muted`. It is `preempted` once it has the notice of a preemption. After `finish`,
+    `peak_memory` is the largest resident set of any of its processes, in bytes.
     """
 
-    def __init__(self, name: str, launch: Launch, output: ReplicaOutput, server: str) -> None:
-        """Starts the replica; `server` is the path of the fork server's socket, or "" (see `start`)."""
+    def __init__(
+        self,
+        name: str,
+        launch: Launch,
+        log: Path,
+        show: ShowLine,
+        report: Callable[[Event], None],
+        server: str,
+    ) -> None:
+        """Starts the replica, and opens the log file to append.
+
+        `show` receives name and line, `report` all events but errors; `server` is the path of the fork
+        server's socket, or "" (see `start`).
+        """
         self.name = name
-        self.output = output
+        self.log = log
+        self.error: Event | None = None
+        self.muted = False
+        self.reports_no_network = False
         self.isolated = bool(launch.namespaces)  # in its job's own network
         self.preempted = False
         self.peak_memory = 0
+        self._show = show
+        self._report = report
+        self._buffer = LineBuffer()
+        self._file = log.open("a", encoding="utf-8")
         self._started = time.monotonic()
         self.pipe, printed = os.pipe()
         self.control, guardians = socket.socketpair()
@@ -153,6 +126,11 @@ class Replica:
         finally:
             os.close(printed)
             guardians.close()
+
+    @property
+    def is_user_error(self) -> bool:
+        """Whether the replica has reported a user error."""
+        return self.error is not None and self.error.exit_code == EXIT_BAD_INPUT
 
     @property
     def age(self) -> float:
@@ -165,7 +143,7 @@ class Replica:
             data = os.read(self.pipe, 1 << 16)
         except BlockingIOError:
             return True
-        self.output.feed(data)
+        self._handle(self._buffer.feed(data))
         return bool(data)
 
     def stop(self) -> None:
@@ -195,9 +173,10 @@ class Replica:
         remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
         with contextlib.suppress(BlockingIOError):
             while remaining > 0 and (data := os.read(self.pipe, remaining)):
-                self.output.feed(data)
+                self._handle(self._buffer.feed(data))
                 remaining -= len(data)
-        self.output.close()
+        self._handle(self._buffer.flush())
+        self._file.close()
         self.control.close()
         os.close(self.pipe)
         return code
@@ -205,3 +184,17 @@ class Replica:
     def _signal_group(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signum)
+
+    def _handle(self, lines: list[str]) -> None:
+        for line in lines:
+            event = progress.parse(line)
+            self.reports_no_network = self.reports_no_network or UNREACHABLE.search(line) is not None
+            self._file.write((line if event is None else progress.render(event)) + "\n")
+            if event is None:
+                if not self.muted:
+                    self._show(self.name, line)
+            elif event.kind != "error":
+                self._report(event)
+            elif self.error is None:
+                self.error = event
+        self._file.flush()

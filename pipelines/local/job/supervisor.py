@@ -13,7 +13,7 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
-from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, make_launches
+from shardline.pipelines.local.job.replica import Replica, make_launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network
 from shardline.pipelines.local.process.processes import ProcessFailedError
@@ -77,10 +77,7 @@ def run_job(
         with history.recorded(log_directory, topic), start.fork_server_for(list(launches.values())) as forks:
 
             def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
-                output = ReplicaOutput(name, log_directory / f"{name}.log", show_line, report)
-                replica = Replica(name, launches[name], output, forks)
-                history.started(name)
-                return replica
+                return Replica(name, launches[name], log_directory / f"{name}.log", show_line, report, forks)
 
             _RunningJob(job, injector, history, start_replica, topic).run()
         injector.end()
@@ -155,7 +152,7 @@ class _RunningJob:
         A replica restarts once by itself, then all restart as often as the job allows; restarts after a
         preemption are counted separately. Raises ProcessFailedError when no restart is left.
         """
-        mistaken = [item for item in (replica, *self._running.values()) if item.output.is_user_error]
+        mistaken = [item for item in (replica, *self._running.values()) if item.is_user_error]
         if mistaken or code in _USER_ERRORS:
             raise _job_failure(mistaken[0] if mistaken else replica, code)
         whole = self._job.restart_job_on_worker_restart
@@ -182,7 +179,7 @@ class _RunningJob:
         others = list(self._running.values())
         self._stop(_BRIEF_GRACE_S)
         for other in others:
-            if other.output.is_user_error:  # the cause of the first failure
+            if other.is_user_error:  # the cause of the first failure
                 raise _job_failure(other, EXIT_BAD_INPUT)
         progress.report(self._topic, message)
         self._start_all()
@@ -195,6 +192,7 @@ class _RunningJob:
 
     def _start(self, name: str) -> None:
         replica = self._running[name] = self._start_replica(name, self._report)
+        self._history.started(name)
         self._selector.register(replica.control, selectors.EVENT_READ, (replica, "end"))
         self._selector.register(replica.pipe, selectors.EVENT_READ, (replica, "output"))
 
@@ -226,7 +224,7 @@ class _RunningJob:
     def _ask_to_end(self) -> None:
         """Sends SIGTERM to all; from now on their output goes to their logs only."""
         for replica in self._running.values():
-            replica.output.muted = True
+            replica.muted = True
             replica.stop()
 
     def _stop(self, grace: float) -> None:
@@ -246,7 +244,7 @@ class _RunningJob:
         with contextlib.suppress(KeyError):
             self._selector.unregister(replica.pipe)
         code = replica.finish()
-        self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
+        self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.muted)
         return code
 
 
@@ -255,14 +253,14 @@ def _describe_end(replica: Replica, code: int) -> str:
         return f"{replica.name} was preempted after {replica.age:.0f} s"
     if code == EXIT_RESTART:
         return f"{replica.name} asked for a restart after {replica.age:.0f} s"
-    if replica.output.error is not None:
-        return f"{replica.name} failed after {replica.age:.0f} s: {replica.output.error.text}"
+    if replica.error is not None:
+        return f"{replica.name} failed after {replica.age:.0f} s: {replica.error.text}"
     return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
 
 
 def _job_failure(replica: Replica, code: int) -> ProcessFailedError:
-    hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.reports_no_network else ""
-    if (error := replica.output.error) is not None:
+    hint = f"; {NO_NETWORK}" if replica.isolated and replica.reports_no_network else ""
+    if (error := replica.error) is not None:
         return ProcessFailedError(error.text + hint, error.exit_code)
-    message = f"{_describe_end(replica, code)} (its log: {replica.output.log}){hint}"
+    message = f"{_describe_end(replica, code)} (its log: {replica.log}){hint}"
     return ProcessFailedError(message, EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED)
