@@ -228,7 +228,9 @@ def cancel(run: str, as_json: bool, place: Place) -> None:
     """
     with foreground(sys.stderr if as_json else None):
         where = place.find(run)
-        asked, found = where.cancel()
+        found = where.read()
+        if asked := not found.has_ended:
+            where.cancel()
     if asked:
         words = f"asked {where.asked} to cancel {found.job_id}, which was {found.state}"
     else:
@@ -392,14 +394,9 @@ class DirectoryRun:
         if follow and (record := RunRecord.read(self.directory)).error == ABANDONED:
             progress.report("logs", f"no longer following {record.name}: {ABANDONED}")
 
-    def cancel(self) -> tuple[bool, PlatformRun]:
-        """Ends its process by SIGTERM, unless it has ended.
-
-        Returns whether it did, and the run before; raises SettingsError for a process of another machine.
-        """
-        before, record = self.read(), RunRecord.read(self.directory)
-        if before.has_ended:
-            return False, before
+    def cancel(self) -> None:
+        """Ends its process by SIGTERM; raises SettingsError for a process of another machine."""
+        record = RunRecord.read(self.directory)
         # The process of this id holds the lock: it is the run's, not another that has got the id since.
         if not record.has_reliable_lock or not record.pid:  # 0 would be the caller's own group
             raise SettingsError(
@@ -410,7 +407,6 @@ class DirectoryRun:
         until = time.monotonic() + _CANCEL_S
         while RunRecord.read(self.directory).state == RUNNING and time.monotonic() < until:
             time.sleep(0.1)
-        return True, before
 
 
 @dataclass(frozen=True)
@@ -435,14 +431,10 @@ class VertexRun:
         pool = f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica
         return platform_run.read_log(self.platform, self.run, task, pool, follow=follow)
 
-    def cancel(self) -> tuple[bool, PlatformRun]:
-        """Asks the platform to cancel it, unless it has ended; returns whether it did, and the run before."""
-        found = self.read()
-        if found.has_ended:
-            return False, found
+    def cancel(self) -> None:
+        """Asks the platform to cancel it."""
         name = {"name": resource_name(self.platform, self.run)}
         call_api(f"cancel the run {self.run}", self.platform.pipelines.cancel_pipeline_job, name)
-        return True, found
 
 
 #: One run, wherever it is; what can be asked about it has the same names.

@@ -28,7 +28,7 @@ from shardline.pipelines.local.job.replica import LineBuffer
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
-from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
+from shardline.pipelines.local.terminal import Heartbeat, Terminal, foreground
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import defaults, parse_file, read_pipeline
 from shardline.trainer.base import crash, files, progress
@@ -89,7 +89,7 @@ class Execution:
             try:
                 for line in _output(child):
                     if line is None:
-                        self._heartbeat.show_if_due(terminal)
+                        self._heartbeat.report_if_due()
                     else:
                         self._handle_line(line, log, terminal)
             finally:
@@ -97,7 +97,7 @@ class Execution:
                     self.exit_code = _end(child)
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
-    def raise_failure(self, terminal: Terminal) -> None:
+    def raise_failure(self) -> None:
         """Raises ProcessFailedError if the run has failed: with the failed task's error if it has one."""
         if self.exit_code == 0:
             return
@@ -105,7 +105,7 @@ class Execution:
         if own:
             raise processes.ProcessFailedError(own[-1].text, own[-1].exit_code)
         for line in self.tail:
-            terminal.show(Event("line", execute.TOPIC, f"| {line}"))
+            progress.report(execute.TOPIC, f"| {line}")
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
         raise processes.ProcessFailedError(f"{text} (log: {self.log})")
@@ -135,7 +135,7 @@ class Execution:
                 self.facts[event.topic] = event
             else:
                 self._heartbeat.reset()
-            terminal.show(event)
+            progress.emit(event)
 
 
 def _output(child: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -235,13 +235,13 @@ def run_pipeline(
     _make_champion_directory(runs_dir, complete)
     run = Execution(run_directory.directory)
     try:
-        with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
+        with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
             where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")
-            terminal.show(Event("line", "run", f"{name} in {where}"))
+            progress.report("run", f"{name} in {where}")
             if missing := _unsupported_features(spec, platforms):
-                terminal.show(Event("line", "run", f"not available here: {', '.join(missing)}"))
+                progress.report("run", f"not available here: {', '.join(missing)}")
             run.watch(localized, values, terminal)
-            run.raise_failure(terminal)
+            run.raise_failure()
     except processes.Stopped as error:
         _end_run(run_directory, run, CANCELLED, stream, f"stopped by {error.signal_name}")
         raise

@@ -17,24 +17,18 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 
 @contextlib.contextmanager
-def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterator[Terminal]:
-    """Opens the view of a foreground command: bars and colours on a TTY, plain lines elsewhere.
+def foreground(stream: TextIO | None = None, *, facts: bool = True) -> Iterator[Terminal]:
+    """Shows the progress of this process: bars and colours on a TTY, plain lines elsewhere.
 
     `stream` is standard output by default. `facts` is False where a table at the end shows them.
     """
     stream = stream or sys.stdout
     terminal = (_Bars if stream.isatty() else Terminal)(stream, facts)
     try:
-        yield terminal
+        with progress.sink(terminal.show):
+            yield terminal
     finally:
         terminal.close()
-
-
-@contextlib.contextmanager
-def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
-    """Shows the progress of this process on a stream, by default standard output."""
-    with open_terminal(stream) as terminal, progress.sink(terminal.show):
-        yield terminal
 
 
 class Terminal:
@@ -93,11 +87,11 @@ class Heartbeat:
         self._began = time.monotonic()
         self._next_s = 3.0  # without output
 
-    def show_if_due(self, terminal: Terminal) -> None:
-        """Shows a line, if nothing was shown for long enough."""
+    def report_if_due(self) -> None:
+        """Reports a line, if nothing was shown for long enough."""
         seconds = time.monotonic() - self._began
         if seconds >= self._next_s:
-            terminal.show(Event("line", self.task or "run", f"running; no output for {seconds:.0f} s"))
+            progress.report(self.task or "run", f"running; no output for {seconds:.0f} s")
             self._next_s = 3 * self._next_s
 
 

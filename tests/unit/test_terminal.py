@@ -15,7 +15,7 @@ from shardline.components import text as summary
 from shardline.components.runs.record import State
 from shardline.pipelines.local import terminal as terminals
 from shardline.pipelines.local.record import RunDirectory
-from shardline.pipelines.local.terminal import open_terminal
+from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.progress import Event
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -30,7 +30,7 @@ def test_plain_lines_are_few_and_a_line_of_its_own_says_enough(monkeypatch: pyte
     stream = io.StringIO()
     clock = itertools.count(step=0.25)
     monkeypatch.setattr(terminals.time, "monotonic", lambda: next(clock))
-    with open_terminal(stream) as terminal:
+    with foreground(stream) as terminal:
         for done in range(1, 13):
             terminal.show(Event("progress", "train", f"loss {done}", done=done, total=12, unit="steps"))
         terminal.show(Event("line", "train", "epoch 1/1"))
@@ -44,7 +44,7 @@ def test_plain_lines_are_few_and_a_line_of_its_own_says_enough(monkeypatch: pyte
 @pytest.mark.parametrize("tty", [False, True])
 def test_work_that_stops_short_is_still_seen(tty: bool) -> None:
     stream = _Tty() if tty else io.StringIO()
-    with open_terminal(stream) as terminal:
+    with foreground(stream) as terminal:
         terminal.show(Event("progress", "train", "first", done=1, total=9, unit="steps"))
         terminal.show(Event("progress", "train", "second", done=2, total=9, unit="steps"))
     assert "2/9 steps" in stream.getvalue()
@@ -54,7 +54,7 @@ def test_work_that_stops_short_is_still_seen(tty: bool) -> None:
 @pytest.mark.parametrize("tty", [False, True])
 def test_facts_can_wait_for_the_table(tty: bool, facts: bool) -> None:
     stream = _Tty() if tty else io.StringIO()
-    with open_terminal(stream, facts=facts) as terminal:
+    with foreground(stream, facts=facts) as terminal:
         terminal.show(Event("fact", "accuracy", "0.97", value=0.97))
         terminal.show(Event("line", "train", "[bold]not markup[/bold]"))
     assert ("0.97" in stream.getvalue()) == facts
@@ -94,7 +94,7 @@ def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: 
     now = 0.0
     monkeypatch.setattr(terminals.time, "monotonic", lambda: now)
     stream, heartbeat = io.StringIO(), terminals.Heartbeat()
-    with open_terminal(stream) as terminal:
+    with foreground(stream):
         for second in range(1, 41):
             now = float(second)
             if second == 2:
@@ -102,7 +102,7 @@ def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: 
             if second == 30:
                 heartbeat.reset()
                 heartbeat.task = ""
-            heartbeat.show_if_due(terminal)
+            heartbeat.report_if_due()
     assert stream.getvalue().splitlines() == [
         "preprocess: running; no output for 3 s",
         "preprocess: running; no output for 9 s",
@@ -116,7 +116,7 @@ def test_no_word_is_broken_at_80_columns() -> None:
     stream, words = _Tty(), "steps waited for input 14% of the time; " * 4
     path, command = "/runs/" + "x" * 90, ["shardline", "champion", "promote", *("/somewhere/" * 3,) * 3]
     command += ["--param", 'rules=["champion: off", "camera=\'left\' >= 0.9"]']
-    with open_terminal(stream) as terminal:
+    with foreground(stream) as terminal:
         terminal.show(Event("line", "train", words + path))
     summary.print_rows([("verdict", words), ("", shlex.join(command))], stream)
     assert all(len(line) <= 80 for line in f"Error: {summary.fitted(words, stream)}".splitlines())
@@ -131,7 +131,7 @@ def test_no_word_is_broken_at_80_columns() -> None:
 
 def test_a_bar_shows_how_far_it_is_at_80_columns() -> None:
     stream, text = _Tty(), "epoch 1/20  loss 1.6021  accuracy 0.3594  2,989/s  ETA 118 s"
-    with open_terminal(stream) as terminal:
+    with foreground(stream) as terminal:
         terminal.show(Event("progress", "train", text, done=80, total=160, unit="steps"))
     bar = re.sub("[━╸╺ ]+", " ", _ANSI.sub("", stream.getvalue()))
     assert "train 80/160 steps epoch 1/20 loss 1.6021 accuracy 0.3594 ETA 118 s" in bar
@@ -185,7 +185,7 @@ def test_a_run_ends_with_its_verdict_first_and_checksums_last(
 
 def test_a_bar_ends_with_its_task() -> None:
     stream = _Tty()
-    with open_terminal(stream) as terminal:
+    with foreground(stream) as terminal:
         terminal.show(Event("progress", "preprocess", "written", done=2, total=9, unit="records"))
         terminal.end_work()
         stream.truncate(0)
