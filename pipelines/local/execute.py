@@ -17,7 +17,6 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,26 +61,15 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     kfp_internals.skip_client_import()
     try:
         text = Path(pipeline).read_text(encoding="utf-8").replace(start.PARENT, f"--parent={os.getpid()}")
-        with processes.adopted_orphans(), _fork_server(text), progress.exit_on_error(TOPIC):
+        with processes.adopted_orphans(), contextlib.ExitStack() as held, progress.exit_on_error(TOPIC):
+            if start.__name__ in text:
+                # It loads TensorFlow for later tasks, while the first tasks, without TensorFlow, run.
+                server = start.fork_server(os.environ, *_PRELOADED, *sorted({*_IMPORTED.findall(text)}))
+                os.environ[SERVER_VARIABLE] = held.enter_context(server)
             _run(text, json.loads(Path(parameters).read_text()), root)
     finally:
         processes.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _fork_server(pipeline: str) -> Iterator[None]:
-    """Loads TensorFlow in a fork server for later tasks, while the first tasks, without TensorFlow, run."""
-    if start.__name__ not in pipeline:
-        yield
-        return
-    imported = sorted({*_IMPORTED.findall(pipeline)})
-    with start.fork_server(os.environ, *_PRELOADED, *imported) as path:
-        os.environ[SERVER_VARIABLE] = path
-        try:
-            yield
-        finally:
-            del os.environ[SERVER_VARIABLE]
 
 
 def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:

@@ -37,7 +37,7 @@ from shardline.components.text import Rows, duration, table, timestamp
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError, ShardlineError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.progress import Scalar
 
@@ -65,15 +65,16 @@ class RunDirectory:
         """
         self._started = time.monotonic()
         self._lock = contextlib.ExitStack()
-        self.directory = _make_directory(runs, now)
-        try:
-            locked = self._lock.enter_context(directory_lock(self.directory))
-            files.write_bytes(self.directory / PIPELINE_FILE, content)
-            (self.directory / LOG).touch()
-        except OSError as error:
-            self._lock.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise _cannot_write(runs, error) from None
+        with crash.output_errors(f"write the run directory {runs}", "choose another with --runs-dir"):
+            self.directory = _make_directory(runs, now)
+            try:
+                locked = self._lock.enter_context(directory_lock(self.directory))
+                files.write_bytes(self.directory / PIPELINE_FILE, content)
+                (self.directory / LOG).touch()
+            except OSError:
+                self._lock.close()
+                shutil.rmtree(self.directory, ignore_errors=True)
+                raise
         self.record = RunRecord(
             name=self.directory.name,
             pipeline=pipeline,
@@ -170,23 +171,15 @@ def _link_latest(directory: Path) -> None:
 
 
 def _make_directory(runs: Path, now: datetime.datetime) -> Path:
-    """Creates the directory of a new run in `runs`, named by the time; raises as `RunDirectory`."""
+    """Creates the directory of a new run in `runs`, named by the time; raises OSError."""
     name = now.strftime("%Y-%m-%dT%H-%M-%SZ")
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            directory = runs.absolute() / (name if number == 1 else f"{name}-{number}")
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir()
-                return directory
-    except OSError as error:
-        raise _cannot_write(runs, error) from None
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        directory = runs.absolute() / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+            return directory
     raise AssertionError("numbers never end")
-
-
-def _cannot_write(runs: Path, error: OSError) -> ShardlineError:
-    text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
-    return crash.output_error(error, text)
 
 
 class History:

@@ -115,12 +115,13 @@ def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] |
 
     `with_variable`, a name and a value, limits this to processes with that environment variable.
     """
-    remaining = _descendants(with_variable)
-    signal_all(remaining, signal.SIGTERM)
-    psutil.wait_procs(remaining, timeout=grace)
+    signum = signal.SIGTERM
     while remaining := _descendants(with_variable):
-        signal_all(remaining, signal.SIGKILL)
-        psutil.wait_procs(remaining, timeout=1)
+        for process in remaining:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+        psutil.wait_procs(remaining, timeout=grace)
+        signum, grace = signal.SIGKILL, 1
 
 
 def describe_exit(code: int) -> str:
@@ -151,13 +152,6 @@ def _descendants(with_variable: tuple[str, str] | None) -> list[psutil.Process]:
             if marked and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
-
-
-def signal_all(targets: list[psutil.Process], signum: int) -> None:
-    """Sends a signal to those of the processes that have not ended."""
-    for process in targets:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signum)
 
 
 _PREFIX, _NEW, _LOCK = "shardline-job-", "shardline-new-", "lock"
