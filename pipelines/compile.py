@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +39,14 @@ def compile_pipeline(settings: Settings, study: str | None = None) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path), pipeline_parameters=given)
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+    # KFP's comment has the keys of an object in an order that changes.
+    return re.sub(r"(?m)^(#    \w+: (?:dict|list) \[Default: )(.+)\]$", _with_sorted_keys, text)
+
+
+def _with_sorted_keys(line: re.Match[str]) -> str:
+    value = json.loads(json.dumps(ast.literal_eval(line[2]), sort_keys=True))
+    return f"{line[1]}{value}]"
 
 
 def write(settings: Settings, output: Path, study: str | None = None) -> tuple[bool, list[Finding]]:

@@ -131,7 +131,7 @@ def _project_packages(parameters: Mapping[str, Any], directory: Path) -> list[st
 
     given = [parameters, *(read_toml(path, "") for path in sorted(directory.glob("*.toml")))]
     # An option of the training is in its object, or a parameter of its own.
-    given = [{**each, "train_options": {**each, **each.get("train_options", {})}} for each in given]
+    given += [{"train_options": each} for each in given]
     named = (reference for each in given for reference in plugins_of(each).values())
     return with_imported(plugins.packages(named))
 

@@ -252,3 +252,11 @@ def test_the_parameters_of_a_project_are_the_defaults_of_its_file(tmp_path: Path
         parameters.write_text(wrong)
         with pytest.raises(ShardlineError, match=f"params.toml: .*{words}"):
             compile_pipeline(settings.load(tmp_path / "local.toml"))
+
+
+def test_objects_among_the_parameters_are_written_in_one_order(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "settings" / "local.toml", tmp_path)
+    (tmp_path / "params.toml").write_text("split = {train = 0.7, validation = 0.1, test = 0.2}\n")
+    (text,) = {compile_pipeline(settings.load(tmp_path / "local.toml")) for _ in range(4)}
+
+    assert "dict [Default: {'split': {'test': 0.2, 'train': 0.7, 'validation': 0.1}}]\n" in text
