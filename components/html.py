@@ -77,14 +77,11 @@ class Picture:
     large: bool
 
 
-def make_picture(encoded: bytes, largest_side: int = 192) -> Picture:
-    """Shrinks an encoded image of any size and format, for people to look at."""
-    with Image.open(io.BytesIO(encoded)) as image:
-        return draw_picture(image, largest_side)
-
-
-def draw_picture(image: Image.Image, largest_side: int = 192) -> Picture:
-    """Shrinks an image so that neither side is above `largest_side` pixels."""
+def make_picture(image: bytes | Image.Image, largest_side: int = 192) -> Picture:
+    """Shrinks an image, or an encoded one of any size and format, for people to look at."""
+    if isinstance(image, bytes):
+        with Image.open(io.BytesIO(image)) as opened:
+            return make_picture(opened, largest_side)
     picture = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
     picture.thumbnail((largest_side, largest_side))
     large, buffer = max(picture.size) > 64, io.BytesIO()

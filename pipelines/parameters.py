@@ -88,6 +88,7 @@ _OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
 #: Types of the fields, as those of parameters.
 _KINDS: dict[Any, str] = {
     **{str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", tuple: "LIST"},
+    typing.Literal: "STRING",
     types.UnionType: "STRING_OR_STRUCT",  # no type of KFP: class_weights is balanced, or an object
 }
 

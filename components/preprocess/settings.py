@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
@@ -13,16 +13,6 @@ from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, Label
 from shardline.trainer.data.manifest import SPLITS
-
-#: Allowed values of enumerated settings.
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "key": ("path", "content"),
-    "resize_mode": ("crop", "pad", "stretch"),
-    "encoding": ("keep", "jpeg", "png", "raw"),
-    "on_bad_record": ("fail", "skip"),
-    "on_anomaly": ("fail", "warn"),
-    "check_images": ("header", "structure", "decode"),
-}
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
@@ -99,11 +89,11 @@ class PreprocessSettings:
     label: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     image_size: int = 0
-    resize_mode: str = "crop"
-    encoding: str = "keep"
+    resize_mode: Literal["crop", "pad", "stretch"] = "crop"
+    encoding: Literal["keep", "jpeg", "png", "raw"] = "keep"
     split: Mapping[str, float] = field(default_factory=dict)
     stratify: bool = False
-    key: str = "path"
+    key: Literal["path", "content"] = "path"
     group: str = ""
     split_by_time: str = ""
     split_gap: str = ""
@@ -112,12 +102,12 @@ class PreprocessSettings:
     readers: int = 1
     shards: int = 8
     processes: int = 0
-    on_bad_record: str = "fail"
+    on_bad_record: Literal["fail", "skip"] = "fail"
     max_bad_fraction: float = 0.01
     schema: str = ""
-    on_anomaly: str = "fail"
+    on_anomaly: Literal["fail", "warn"] = "fail"
     max_pixels: int = 100_000_000
-    check_images: str = "structure"
+    check_images: Literal["header", "structure", "decode"] = "structure"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -127,9 +117,6 @@ class PreprocessSettings:
                 raise SettingsError(f"{name} must be at least {least}, not {number}")
             if number > most:
                 raise SettingsError(f"{name} must be at most {most:,}, not {number:,}")
-        for name, choices in CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise SettingsError(f"unknown {name} {value!r}; there are {', '.join(choices)}")
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
             raise SettingsError(
                 f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep their sizes, "

@@ -55,11 +55,6 @@ class Validation:
     evaluation: Evaluation
     blessing: Blessing
 
-    @property
-    def blessed(self) -> bool:
-        """Whether the model may be published."""
-        return self.blessing.blessed
-
 
 def validate(
     model_file: Path,
@@ -161,7 +156,7 @@ def export_trained(
         model_file=model_file,
         samples=take_samples(manifest, dataset),
         formats=formats,
-        head=heads,
+        heads=heads,
         **options,
     )
 
@@ -224,7 +219,7 @@ def validate_artifacts(
         model_function=str(model.metadata.get("model_function", "")),
         run=job_name,
     )
-    evaluation, blessed = outcome.evaluation, outcome.blessed
+    evaluation, blessed = outcome.evaluation, outcome.blessing.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     if not blessed:

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
+from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, show, show_json
 from shardline.pipelines.local.terminal import foreground
 from shardline.pipelines.tables import split_pairs
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import did_you_mean
+from shardline.trainer.base.deserialize import did_you_mean, field_types
 from shardline.trainer.base.errors import SettingsError
 
 #: Settings that have no option of their own.
@@ -27,7 +27,8 @@ OTHERS = (
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    default, choices = getattr(PreprocessSettings, name), CHOICES.get(name)
+    default, kind = getattr(PreprocessSettings, name), field_types(PreprocessSettings)[name]
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
     more.setdefault("type", click.Choice(choices) if choices else type(default))
     shown = default != "" and default is not False
     return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)

@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from shardline.components.text import table
-from shardline.components.validate.gate.gate import POLICIES, Gate, read_gate
+from shardline.components.validate.gate.gate import Gate, Policy, read_gate
 from shardline.components.validate.gate.rules import parse_rule
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
@@ -59,12 +59,12 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 @click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
 @click.option(
     "--first-run",
-    type=click.Choice(POLICIES),
+    type=click.Choice(get_args(Policy)),
     help="Verdict without a champion, or on too few test examples.  [default: bless]",
 )
 @click.option(
     "--undecided",
-    type=click.Choice(POLICIES),
+    type=click.Choice(get_args(Policy)),
     help="Verdict where too few examples leave open whether MODEL is worse.  [default: bless]",
 )
 @click.option(
@@ -121,10 +121,10 @@ def validate(
             formats=formats,
             model_function=model_function,
         )
-    if champion and outcome.blessed:
+    if champion and outcome.blessing.blessed:
         command = ["shardline", "champion", "promote", champion, f"{out.absolute()}/"]
         print_rows([("next", "publish the model:"), ("", shlex.join(command))], sys.stdout)
-    sys.exit(0 if outcome.blessed else 1)
+    sys.exit(0 if outcome.blessing.blessed else 1)
 
 
 def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **policies: Any) -> Gate:

@@ -41,7 +41,7 @@ def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_p
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert np.min(written["val_f1_score"]) > 0.9
     assert len(json.loads(read_history(tmp_path)[-1]["f1_score"])) == 3
-    assert done.blessed
+    assert done.blessing.blessed
     assert done.evaluation.metrics["accuracy"] > 0.9
     # Of an older training, the loss would say what the outputs are, if it could be loaded.
     assert not load_model(tmp_path / "model.keras", compiled=True).compiled
@@ -71,7 +71,7 @@ def test_one_output_for_two_classes_is_served_as_two_probabilities(tmp_path, fro
 
     assert json.loads((tmp_path / "settings.json").read_text())["head"] == head
     assert logs["val_accuracy"] > 0.9
-    assert done.blessed
+    assert done.blessing.blessed
     assert export["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"] == [None, 2]
     assert export["max_difference"] < 1e-5
     assert export["softmax_added"] is False

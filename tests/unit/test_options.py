@@ -39,7 +39,7 @@ def test_an_option_is_put_into_the_parameter_that_holds_it() -> None:
             {"formats": "onnx"},
             "the parameter formats is declared as a JSON array, got 'onnx' (it is not JSON",
         ),
-        ({"encoding": "webp"}, "unknown encoding 'webp'"),
+        ({"encoding": "webp"}, "encoding must be 'keep', 'jpeg', 'png' or 'raw', got 'webp'"),
         ({"data_options": {"encodng": "jpeg"}}, "unknown key data_options.encodng; did you mean"),
         # The pipeline itself says how many replicas train.
         ({"readers": "3"}, "the pipeline has no parameter 'readers'"),

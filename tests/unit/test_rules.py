@@ -246,8 +246,8 @@ def test_a_gate_is_read_from_a_file(tmp_path):
         ("rulez = []", "unknown 'rulez'; it may have rules, first_run, undecided, min_slice"),
         ("rules = 'accuracy >= 0.9'", "must have rules"),
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
-        ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
-        ("undecided = 'ask'", "undecided must be bless or block, got 'ask'"),
+        ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be 'bless' or 'block', got 'ask'"),
+        ("undecided = 'ask'", "undecided must be 'bless' or 'block', got 'ask'"),
         ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
     ],
 )
@@ -628,7 +628,7 @@ def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
 
     assert (both.undecided, both.first_run) == ("bless", "block")
     assert GateSettings(undecided="block").gate.undecided == "block"
-    with pytest.raises(SettingsError, match="undecided must be bless or block, got 'ask'"):
+    with pytest.raises(SettingsError, match="undecided must be 'bless' or 'block', got 'ask'"):
         GateSettings(undecided="ask")
     done = CliRunner().invoke(main, ["validate", "--undecided", "ask"])
     assert "'ask' is not one of 'bless', 'block'" in done.output

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str, message:
         read(str(tmp_path / "s.json"))
     with pytest.raises(SourceError, match="cannot read"):
         read(str(tmp_path / "none.json"))
-    with pytest.raises(SettingsError, match="unknown on_anomaly 'stop'; there are fail, warn"):
+    with pytest.raises(SettingsError, match="on_anomaly must be 'fail' or 'warn', got 'stop'"):
         PreprocessSettings(source="digits", on_anomaly="stop")
 
 

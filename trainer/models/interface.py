@@ -45,7 +45,7 @@ TRAIN_WITHOUT_EXPORT = "to train it without an export, set allow_unexportable"
 #: "probability" of the second class, or its "logit". Multilabel: "probabilities" or "logits" by output.
 #: Regression: "numbers".
 Head = str
-_HEADS = ("probabilities", "logits", "probability", "logit", "numbers")
+HEADS = ("probabilities", "logits", "probability", "logit", "numbers")
 
 #: The head of each label, by its name.
 Heads = Mapping[str, Head]
@@ -100,11 +100,6 @@ def read_heads(
         if not recorded:
             heads[name] = _read_head(outputs[name], label, losses[name], dataset)
     return recorded or heads
-
-
-def is_head(text: object) -> bool:
-    """Whether this is the name of a head."""
-    return text in _HEADS
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:

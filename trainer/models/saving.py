@@ -21,7 +21,7 @@ from shardline.trainer.base.settings import SETTINGS_FILE
 from shardline.trainer.data.features import LABEL
 from shardline.trainer.keras_compat.keras_internals import all_layers, refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
-from shardline.trainer.models.interface import Heads, is_head
+from shardline.trainer.models.interface import HEADS, Heads
 
 MODEL_FILE = "model.keras"
 METRICS_FILE = "metrics.json"
@@ -88,7 +88,7 @@ def read_recorded_heads(model_file: Path) -> Heads | None:
         return None
     value = files.read_json(settings, ModelError).get("head")
     recorded = value if isinstance(value, dict) else {LABEL: value}
-    heads = {str(name): str(head) for name, head in recorded.items() if is_head(head)}
+    heads = {str(name): str(head) for name, head in recorded.items() if head in HEADS}
     return heads if heads and len(heads) == len(recorded) else None
 
 

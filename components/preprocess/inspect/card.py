@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
+from shardline.components.html import Picture, Rows, fact_rows, make_picture, render
 from shardline.components.preprocess.inspect import Values, first_records, profile, text
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
@@ -159,4 +159,4 @@ def _picture(encoded: bytes, image: Feature) -> Picture:
     except Exception:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
         pixels = Image.new("L", (_SIDE, _SIDE // 2), 224)
         ImageDraw.Draw(pixels).multiline_text((8, 8), "cannot be\ndecoded", fill=96)
-    return draw_picture(pixels, _SIDE)
+    return make_picture(pixels, _SIDE)

@@ -29,7 +29,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.interface import Head, Heads, output_order, read_heads, to_predictions
+from shardline.trainer.models.interface import Heads, output_order, read_heads, to_predictions
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys
@@ -58,7 +58,7 @@ def export_model(
     samples: Sequence[bytes] = (),
     settings: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (),
-    head: Head | Heads | None = None,
+    heads: Heads | None = None,
     training_keys: TrainingKeys | None = None,
 ) -> tuple[Export, Any]:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
@@ -75,7 +75,7 @@ def export_model(
         samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well.
-        head: What the model's outputs are, by name for several labels; None infers it from model and loss.
+        heads: What the model's outputs are, by name for several labels; None infers it from model and loss.
         training_keys: Keys of the examples that the model was trained on.
 
     Returns the content of export.json, and the result of `tf.saved_model.load`. Raises ModelError when the
@@ -84,10 +84,9 @@ def export_model(
     the packages of a format are not installed.
     """
     check_formats(formats, manifest)
-    known = {manifest.labels[0].name: head} if isinstance(head, str) else head
     prepared = transforms.load(model_file) if model_file else None
     prepare = prepared.prepare if prepared else None
-    heads = read_heads(model, manifest.info(), known, prepare=prepare)
+    heads = read_heads(model, manifest.info(), heads, prepare=prepare)
     functions = signatures.make_signatures(model, manifest, heads, prepare)
     model_store.clear(out)
     saved_model = out / model_store.SAVED_MODEL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
@@ -18,8 +19,8 @@ from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split
 
 #: Policies for what cannot be judged, and the default one.
-POLICIES = ("bless", "block")
-DEFAULT_POLICY = "bless"
+Policy = Literal["bless", "block"]
+DEFAULT_POLICY: Policy = "bless"
 
 #: How often a rule may block a model that is as good as the champion: LEVEL in one comparison; FAMILY in all
 #: of slices, or of several labels, together, and in LOOKS weekly comparisons of a rule about a slow slide.
@@ -89,15 +90,12 @@ class Gate:
     """
 
     rules: tuple[GateRule, ...] = DEFAULT_RULES
-    first_run: str = DEFAULT_POLICY
-    undecided: str = DEFAULT_POLICY
+    first_run: Policy = DEFAULT_POLICY
+    undecided: Policy = DEFAULT_POLICY
     min_slice: int = MIN_SLICE
     allow_unmeasured: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("first_run", "undecided"):
-            if (policy := getattr(self, name)) not in POLICIES:
-                raise SettingsError(f"{name} must be {' or '.join(POLICIES)}, got {policy!r}")
         check_types(self)
         if self.min_slice < 1:
             raise SettingsError(f"min_slice must be a whole number from 1 on, got {self.min_slice!r}")
@@ -319,8 +317,8 @@ class GateSettings:
 
     min_accuracy: float = 0.0
     rules: tuple[str, ...] = ()
-    first_run: str = DEFAULT_POLICY
-    undecided: str = DEFAULT_POLICY
+    first_run: Policy = DEFAULT_POLICY
+    undecided: Policy = DEFAULT_POLICY
     champion_uri: str = ""
     formats: tuple[str, ...] = ()
 
