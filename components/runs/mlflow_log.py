@@ -104,7 +104,9 @@ def _log(name: str, record: RunRecord) -> None:
     known = found[0].info.run_id if found else None
     run = _ask(mlflow.start_run, known, run_name=name, tags=tags).info.run_id
     try:
-        settings = {**_read_settings(record.training), **record.parameters}
+        training = files.local_path(record.training)
+        own = files.read_json(training / SETTINGS_FILE, SettingsError) if record.training else {}
+        settings = {**own, **record.parameters}
         given = {_key(key): value for key, value in settings.items() if value not in ("", (), [], {})}
         texts = {key: str(value)[:_MAX_VALUE] for key, value in given.items()}
         _ask(mlflow.log_params, texts, run_id=run)
@@ -113,7 +115,7 @@ def _log(name: str, record: RunRecord) -> None:
         if record.data:
             _log_dataset(run, record.data, settings)
         if record.training:
-            _log_epochs(run, files.local_path(record.training))
+            _log_epochs(run, training)
         if exported := record.links.get("model"):
             os.environ[_TIMEOUT] = str(_UPLOAD_TIMEOUT_S)  # the server is there, and a model may be large
             path = str(files.local_path(exported))
@@ -136,11 +138,6 @@ def _tags(run: RunRecord) -> dict[str, str]:
 
 def _key(name: str) -> str:
     return _OTHER.sub("_", name)[:250]
-
-
-def _read_settings(training: str) -> Mapping[str, Any]:
-    path = files.local_path(training) / SETTINGS_FILE
-    return files.read_json(path, SettingsError) if training else {}
 
 
 def _log_dataset(run: str, data: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ class Bucket:
         """Returns the content of an object, and its generation; None where there is none."""
         blob = self._blob(name)
         try:
-            data = self._call(f"read gs://{self.name}/{name}", blob.download_as_bytes, retry=None)
+            data = self._call(f"read gs://{self.name}/{name}", blob.download_as_bytes)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
@@ -140,7 +140,7 @@ class Bucket:
         options = {} if generation is None else {"if_generation_match": generation}
         call = functools.partial(blob.upload_from_string, text, content_type="application/json", **options)
         try:
-            self._call(f"write gs://{self.name}/{name}", call, retry=None)
+            self._call(f"write gs://{self.name}/{name}", call)
         except PlatformError as error:
             if generation is None or refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
                 raise
@@ -149,20 +149,16 @@ class Bucket:
 
     def upload(self, name: str, path: Path) -> None:
         """Writes a file of this disk as an object."""
-        self._call(
-            f"write gs://{self.name}/{name}", self._blob(name).upload_from_filename, str(path), retry=None
-        )
+        self._call(f"write gs://{self.name}/{name}", self._blob(name).upload_from_filename, str(path))
 
     def download(self, name: str, path: Path) -> None:
         """Copies an object to this disk."""
-        self._call(
-            f"read gs://{self.name}/{name}", self._blob(name).download_to_filename, str(path), retry=None
-        )
+        self._call(f"read gs://{self.name}/{name}", self._blob(name).download_to_filename, str(path))
 
     def remove(self, name: str) -> None:
         """Removes an object, in any generation, if it exists."""
         try:
-            self._call(f"remove gs://{self.name}/{name}", self._blob(name).delete, retry=None)
+            self._call(f"remove gs://{self.name}/{name}", self._blob(name).delete)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
@@ -170,9 +166,9 @@ class Bucket:
     def _blob(self, name: str) -> Blob:
         return self._client.bucket(self.name).blob(name)
 
-    def _call(self, action: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    def _call(self, action: str, call: Callable[..., T], *args: Any) -> T:
         with platform_errors(action):
-            answer: T = retry_policy(action, self._client._credentials)(call)(*args, **options)
+            answer: T = retry_policy(action, self._client._credentials)(call)(*args, retry=None)
         return answer
 
     def find(self, name: str) -> Object:

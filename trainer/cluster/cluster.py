@@ -322,21 +322,16 @@ def _started(environ: Mapping[str, str]) -> Iterator[tuple[str, int, bool]]:
             yield "PMIX_RANK", 2, False
 
 
+@cache
 def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
     """Returns the addresses of Slurm's nodes: their names, or NodeAddr where one of them is not in DNS.
 
     Raises ClusterError if a name does not resolve and there is no scontrol, RunError if scontrol fails.
     """
-    try:
+    with contextlib.suppress(OSError):
         for name in names:
             socket.getaddrinfo(name, None)
         return dict(zip(names, names, strict=True))
-    except OSError:
-        return _node_addresses(names)
-
-
-@cache
-def _node_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
     command = ["scontrol", "show", "node", "--oneliner", ",".join(names)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -270,22 +270,17 @@ def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
 
 
-def accepts_connections(address: str, timeout: float = _TIMEOUT_S) -> bool:
-    """Whether a process accepts connections at host:port within the timeout in seconds."""
+def _failure(address: str, timeout: float = _TIMEOUT_S) -> OSError | None:
     try:
         _connect(address, timeout).close()
-    except OSError:
-        return False
-    return True
-
-
-def refuses_connections(address: str) -> bool:
-    """Whether the machine at host:port refuses connections: no process has the port."""
-    try:
-        _connect(address).close()
     except OSError as error:
-        return isinstance(error, ConnectionRefusedError)
-    return False
+        return error
+    return None
+
+
+def accepts_connections(address: str, timeout: float = _TIMEOUT_S) -> bool:
+    """Whether a process accepts connections at host:port within the timeout in seconds."""
+    return _failure(address, timeout) is None
 
 
 def _listed(peers: dict[str, str]) -> str:
@@ -313,7 +308,7 @@ def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
             refused = {
                 name: refused.get(name, 0) + 1
                 for name, address in watched.items()
-                if refuses_connections(address)
+                if isinstance(_failure(address), ConnectionRefusedError)  # no process has the port
             }
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
                 _noticed.append(_no_answer(lost))

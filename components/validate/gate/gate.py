@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from shardline.components.validate.gate.rules import BEST, DRIFT, OFF, GateRule,
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, OF_RARE, PARTS, QUALITY
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.deserialize import check_types, read_fields
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split
@@ -284,15 +284,11 @@ def read_gate(path: Path) -> Gate:
     """
     reader = files.read_json if path.suffix == ".json" else files.read_toml
     content = reader(path, SettingsError)
-    known = [item.name for item in fields(Gate)]
-    if unknown := [name for name in content if name not in known]:
-        named = ", ".join(map(repr, unknown))
-        raise SettingsError(f"{path} has unknown {named}; it may have {', '.join(known)}")
     rules = content.pop("rules", [])
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise SettingsError(f"{path} must have rules = [...], a list of texts like 'accuracy >= 0.95'")
     try:
-        return Gate(**content).with_rules(rules)
+        return Gate(**read_fields(Gate, content)).with_rules(rules)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 
