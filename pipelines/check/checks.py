@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
-from shardline.pipelines.check.pipeline import Aim, Executor, Job, Parameter, Pipeline, Pool, Task, jobs
+from shardline.pipelines.check.pipeline import Aim, Pipeline, jobs
 from shardline.pipelines.check.registry import Finding, apply
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_parameters, check_values, fold_options
@@ -19,15 +19,9 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
     """Returns what is wrong with a pipeline, and with its schedule; errors first."""
     custom_jobs = jobs(pipeline)
     # A secret is reported alone: other rules quote values.
-    found = list(apply({Parameter: pipeline.parameters})) or apply(
-        {
-            Pipeline: [pipeline],
-            Task: pipeline.tasks,
-            Executor: pipeline.executors,
-            Job: custom_jobs,
-            Pool: [pool for job in custom_jobs for pool in job.pools],
-            Schedule: [schedule] if schedule else [],
-        }
+    pools = [pool for job in custom_jobs for pool in job.pools]
+    found = list(apply(pipeline.parameters)) or apply(
+        [pipeline, *pipeline.tasks, *pipeline.executors, *custom_jobs, *pools, schedule]
     )
     return sorted(
         dict.fromkeys(found),
@@ -70,7 +64,7 @@ def check_run(
         SourceError, ModelError: When there is no such source or model.
     """
     given = fold_options(spec, given)
-    refuse_errors(list(apply({Parameter: Pipeline(spec, given).parameters})))  # before a value is quoted
+    refuse_errors(list(apply(Pipeline(spec, given).parameters)))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         packed = Pipeline(spec).packages

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -76,9 +76,10 @@ def rules(*subjects: type[Any]) -> Callable[[C], C]:
     return register
 
 
-def apply(subjects: Mapping[type[Any], Sequence[Any]]) -> Iterator[Finding]:
-    """Applies every rule to the parts of a pipeline, by class; each part has a `where`."""
+def apply(subjects: Sequence[Any]) -> Iterator[Finding]:
+    """Applies every rule to the parts of a pipeline of its class; each part has a `where`."""
     for kind, check in _CHECKS:
-        for subject in subjects.get(kind, ()):
-            for code, why in check(subject):
-                yield Finding(code, RULES[code].severity, subject.where, why, RULES[code].fix)
+        for subject in subjects:
+            if type(subject) is kind:
+                for code, why in check(subject):
+                    yield Finding(code, RULES[code].severity, subject.where, why, RULES[code].fix)

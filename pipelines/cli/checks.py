@@ -64,7 +64,6 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
     """
     from shardline.pipelines.check import checks
     from shardline.pipelines.check.registry import apply
-    from shardline.pipelines.check.rules.schedules import Schedule
     from shardline.pipelines.parameters import load_study
     from shardline.pipelines.remote import schedules
     from shardline.pipelines.settings import load, read_environment
@@ -87,7 +86,7 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
     findings = []
     for name, declared in schedules.load_schedules(path).items():
         if declared.pipeline.startswith("https://"):
-            own = list(apply({Schedule: [declared]}))
+            own = list(apply([declared]))
         else:
             file = Path(declared.pipeline)
             own = checks.check(checks.parse(read_pipeline(file), file, declared.parameters), declared)
