@@ -290,10 +290,8 @@ def upload(
     from shardline.pipelines.check.checks import check, refuse_errors
     from shardline.pipelines.check.pipeline import Aim, Pipeline
     from shardline.pipelines.remote import upload as registry
-    from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
-    content = read_pipeline(pipeline)
-    spec = parse_pipeline(content, pipeline)
+    spec, _, content = read_spec(str(pipeline))
     refuse_errors(check(Pipeline(spec, aim=Aim.SENT)))
     registry.check_tags(tags)
     proof = prove(content)
@@ -315,11 +313,9 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
     from shardline.pipelines.remote.upload import download
     from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
-    if pipeline.startswith("https://"):
-        content, address = download(pipeline)
-        return parse_pipeline(content, Path(address)), address, content
-    content = read_pipeline(Path(pipeline))
-    return parse_pipeline(content, Path(pipeline)), "", content
+    is_remote = pipeline.startswith("https://")
+    content, address = download(pipeline) if is_remote else (read_pipeline(Path(pipeline)), "")
+    return parse_pipeline(content, Path(address or pipeline)), address, content
 
 
 def _finish(asked: AnyRun, run: PlatformRun, waits: bool, as_json: bool) -> None:
