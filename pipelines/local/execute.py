@@ -33,7 +33,7 @@ TOPIC = "pipeline"
 
 #: Modules that tasks forked from the server import, and a pattern for those that components' sources name.
 _PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
-_IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+) import")
+IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+)[\s\\]+import")
 #: Codes that colour a text in a terminal.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -64,7 +64,7 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
         with processes.adopted_orphans(), contextlib.ExitStack() as held, progress.exit_on_error(TOPIC):
             if start.__name__ in text:
                 # It loads TensorFlow for later tasks, while the first tasks, without TensorFlow, run.
-                server = start.fork_server(os.environ, *_PRELOADED, *sorted({*_IMPORTED.findall(text)}))
+                server = start.fork_server(os.environ, *_PRELOADED, *sorted({*IMPORTED.findall(text)}))
                 os.environ[SERVER_VARIABLE] = held.enter_context(server)
             _run(text, json.loads(Path(parameters).read_text()), root)
     finally:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from shardline.pipelines.local.execute import IMPORTED
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import check_runnable, localize, localize_value
 from shardline.pipelines.local.process import start
@@ -168,3 +170,9 @@ def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
         f"task program runs somebodys-trainer of the image {IMAGE}, which is not on this machine",
         "task unmet needs no-such-package==1, numpy<1: pip install it first",
     ]
+
+
+def test_the_modules_that_tasks_import_are_found_in_the_folded_text_of_a_pipeline() -> None:
+    compiled = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
+    names = {name.rpartition(".")[2] for name in IMPORTED.findall(yaml.safe_dump(localize(compiled)))}
+    assert names == {"rehearsal", "replica", "validation"}
