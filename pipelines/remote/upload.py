@@ -43,23 +43,20 @@ class Uploaded:
         return f"{self.registry}/{self.package}/{self.version}"
 
 
-def check_tags(tags: Sequence[str]) -> None:
-    """Checks the format of tags; raises SettingsError."""
-    for tag in tags:
-        if not _TAG.fullmatch(tag):
-            raise SettingsError(
-                f"a tag must have lower-case letters, digits, ., _ and -, and begin with a letter or digit, "
-                f"got {tag!r}"
-            )
-
-
 def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uploaded:
     """Uploads a compiled pipeline, unless the registry has it already, and moves the tags to it.
 
     A tag is moved atomically, after the upload of the new version: readers get the old version or the new
     one. Repeated, it does what is left. `registry` is https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY,
-    `package` the pipeline's name there. Raises PlatformError when the registry refuses or is not reached.
+    `package` the pipeline's name there. Raises SettingsError for a malformed tag, before any call, and
+    PlatformError when the registry refuses or is not reached.
     """
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise SettingsError(
+                "a tag must have lower-case letters, digits, ., _ and -, and begin with a letter or digit, "
+                f"got {tag!r}"
+            )
     client, version = _client(registry), _digest(file.read_bytes())
     is_new = not _find(client, f"look for {package}", client.get_version, package, version)
     if is_new:

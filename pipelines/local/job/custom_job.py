@@ -22,7 +22,6 @@ from shardline.components.vertex.payload import (
     whole_number,
 )
 from shardline.trainer.base.errors import PipelineError
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -181,11 +180,6 @@ def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
     return tuple(
         ReplicaId(pool, index) for pool, spec in enumerate(job.worker_pools) for index in range(spec.replicas)
     )
-
-
-def variables(pool: PoolSpec) -> dict[str, str]:
-    """Returns the variables of a pool, without those that describe the platform's machines."""
-    return {name: value for name, value in pool.variables.items() if name != ACCELERATORS_VARIABLE}
 
 
 def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:

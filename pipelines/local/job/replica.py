@@ -24,7 +24,7 @@ from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
-from shardline.trainer.cluster.cluster import SECRET_VARIABLE, without_proxy
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, SECRET_VARIABLE, without_proxy
 
 
 def make_launches(
@@ -46,10 +46,12 @@ def make_launches(
     launches = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
+        # Without what describes the platform's machines.
+        own = {name: value for name, value in pool.variables.items() if name != ACCELERATORS_VARIABLE}
         env = {
-            **with_safe_path({**inherited, **cluster.variables(pool)}),
+            **with_safe_path(inherited | own),
             **cluster.environment(job, member, addresses, job_id),
-            **without_proxy(os.environ | cluster.variables(pool), addresses),
+            **without_proxy(os.environ | own, addresses),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),
         }
