@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from shardline.components.model_store import BLESSING_FILE, Export, T, Verdict, read_part
 from shardline.components.runs.record import on_platform
-from shardline.components.storage.bucket import parse_uri
+from shardline.components.storage.bucket import Folder, parse_uri
 from shardline.components.text import quality, truncate
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import restore
@@ -186,9 +186,8 @@ class BucketStore:
 
     def put(self, source: Path, directory: str) -> None:
         """Uploads the files of a local directory."""
-        for path in _files_below(source):
-            name = f"{directory}/{path.relative_to(source).as_posix()}"
-            self._bucket.upload(self._key(name), path)
+        names = [path.relative_to(source).as_posix() for path in _files_below(source)]
+        Folder(self.location(directory)).upload(source, names)
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:

@@ -201,12 +201,12 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
             checked.touch()
             for block in records.read(path):
                 good = list[int]()
-                for number, (key, image_path, _, _, location, offset, length) in enumerate(block.fields()):
+                for number, record in enumerate(block.fields()):
                     data = b""
                     try:
-                        if location != NO_LOCATION:
-                            data = images.read(location, offset, length, image_path, key)
-                            codec.store(data, records.key_text(key))
+                        if record.location != NO_LOCATION:
+                            data = images.read(record)
+                            codec.store(data, records.key_text(record.key))
                         good.append(number)
                     except BadRecordError as error:
                         bad.append((int(block.heads["code"][number]), error.name, error.reason))

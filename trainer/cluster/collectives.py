@@ -328,7 +328,9 @@ def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Call
     if strategy.num_replicas_in_sync == 1:
         return list
     weights = [each for each in model.non_trainable_weights if _is_number(tf.as_dtype(each.dtype))]
-    averaged = {id(each) for each in keras_internals.batch_statistics(model)}
+    layers = keras_internals.all_layers(model)
+    normal = [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
+    averaged = {id(variable) for layer in normal for variable in layer.non_trainable_variables}
 
     def merge() -> tf.Tensor:
         local = [*weights, *keras_internals.accumulators(model)]

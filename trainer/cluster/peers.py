@@ -36,6 +36,7 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
     abort_collectives,
     abort_peers,
     check_peer,
+    in_thread,
 )
 
 # Seconds for a peer to accept a connection or send a message, and between two attempts.
@@ -97,18 +98,6 @@ def describe_difference(name: str, own: PeerConfig, other: str, theirs: PeerConf
     there, here = (value if isinstance(value, str) and value else json.dumps(value) for value in values)
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     return f"{other} has {what} {there[:60]}, {name} has {here[:60]}{more}: {_RULES[kind]}"
-
-
-@contextlib.contextmanager
-def in_thread(run: Callable[[], None], over: threading.Event, name: str) -> Iterator[None]:
-    """Runs a function in a thread while the context lasts, at whose end `over` is set."""
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from keras.src.utils.python_utils import is_default, pythonify_logs
 
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.keras_compat.tensorflow_internals import branch
+from shardline.trainer.keras_compat.tensorflow_internals import branch, patched
 
 Gradients = list[tf.Tensor | tf.IndexedSlices]
 Variables = Sequence[keras.Variable]
@@ -38,12 +38,6 @@ def build_symbolically(model: keras.Model, batch: Any) -> None:
 def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """Yields all layers of a model, nested ones included; `Model.layers` has the outermost only."""
     yield from model._flatten_layers(include_self=False)
-
-
-def batch_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns the moving statistics of a model's BatchNormalization layers."""
-    layers = [each for each in all_layers(model) if isinstance(each, keras.layers.BatchNormalization)]
-    return [variable for layer in layers for variable in layer.non_trainable_variables]
 
 
 def own_learning_rate(optimizer: keras.Optimizer) -> Any:
@@ -166,17 +160,6 @@ def random_per_replica() -> Iterator[None]:
         patched(seed_generator, "global_seed_generator", lambda: shared or find()),
     ):
         yield
-
-
-@contextlib.contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute to another value while the context lasts."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def optimizers(model: keras.Model) -> list[keras.Optimizer]:

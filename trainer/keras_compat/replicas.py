@@ -23,10 +23,10 @@ from keras.src.losses import loss as losses
 from keras.src.trainers import compile_utils
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.keras_compat.keras_internals import patched
 from shardline.trainer.keras_compat.tensorflow_internals import (
     has_several_workers,
     own_replica,
+    patched,
     read_first_replica,
 )
 

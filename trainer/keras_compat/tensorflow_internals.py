@@ -76,6 +76,29 @@ def keep_freed_memory() -> None:
 
 
 @contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute to another value while the context lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def in_thread(run: Callable[[], None], over: threading.Event, name: str) -> Iterator[None]:
+    """Runs a function in a thread while the context lasts, at whose end `over` is set."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def exit_after(seconds: float) -> Iterator[None]:
     """Ends the process with a traceback when the body takes longer; 0 for no limit.
 
@@ -105,16 +128,11 @@ def hearing_sigterm() -> Iterator[None]:
         while not over.wait(0.001):
             c.sigaction(signal.SIGTERM, handler, None)
 
-    thread, connect = threading.Thread(target=restore, daemon=True), pywrap_tfe.TFE_EnableCollectiveOps
-    thread.start()
-    pywrap_tfe.TFE_EnableCollectiveOps = _enable_collective_ops
-    try:
-        yield
-    finally:
-        pywrap_tfe.TFE_EnableCollectiveOps = connect
-        over.set()
-        thread.join()
         c.sigaction(signal.SIGTERM, handler, None)
+
+    connected = patched(pywrap_tfe, "TFE_EnableCollectiveOps", _enable_collective_ops)
+    with in_thread(restore, over, "sigterm"), connected:
+        yield
 
 
 def _enable_collective_ops(context: Any, server: bytes) -> None:

@@ -21,8 +21,8 @@ from shardline.trainer.base.errors import DamagedError, ModelError, RunError
 from shardline.trainer.base.settings import OutputDirs
 from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster.peers import in_thread
 from shardline.trainer.keras_compat.keras_internals import saveable
+from shardline.trainer.keras_compat.tensorflow_internals import in_thread
 from shardline.trainer.loop.callbacks import Stopping
 from shardline.trainer.loop.reports import format_metrics, scalar_metrics, sync_events, to_json_values
 from shardline.trainer.loop.run import DatasetRun

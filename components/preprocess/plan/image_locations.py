@@ -80,21 +80,18 @@ class ImageReader:
         if not any(map(remote_files.is_remote, directories)):
             return
 
-        def read_now(record: Fields) -> bytes:
-            key, path, _, _, location, offset, length = record
-            return ImageReader.read(self, location, offset, length, path, key)
+        prefetched = ordered_map(self.read, chain([first], with_image))
 
-        prefetched = ordered_map(read_now, chain([first], with_image))
-
-        def read(*_: object) -> bytes:
+        def read(_: Fields) -> bytes:
             if isinstance(data := next(prefetched), Exception):
                 raise data
             return data
 
         self.read = read  # type: ignore[method-assign,assignment]
 
-    def read(self, location: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
+    def read(self, record: Fields) -> bytes:
         """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
+        key, path, _, _, location, offset, length = record
         if length <= WHOLE_FILE:
             file = os.fsencode(self._locations[location].path) + (path or key)
             if file.startswith(b"gs://"):
@@ -105,8 +102,8 @@ class ImageReader:
     def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
         """Yields the encoded images of records, b"" for those without one, in lists of about `size` bytes."""
         batch, held = list[bytes](), 0
-        for key, path, _, _, location, offset, length in block.fields():
-            data = b"" if location == NO_LOCATION else self.read(location, offset, length, path, key)
+        for record in block.fields():
+            data = b"" if record.location == NO_LOCATION else self.read(record)
             batch.append(data)
             held += len(data)
             if held >= size:
@@ -212,7 +209,7 @@ class ImageLocator:
             return b""
         if self.locations[location].kind == "spool":
             return self._kept
-        return self._reader.read(location, offset, length, path, key)
+        return self._reader.read(Fields(key, path, b"", 0, location, offset, length))
 
     def _whole_file(
         self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE
