@@ -191,20 +191,16 @@ class History:
         self._began = time.monotonic()
         self._starts: dict[str, list[ReplicaStart]] = {name: [] for name in names}
 
-    def started(self, name: str) -> None:
-        """Records the start of a replica."""
-        self._starts[name].append(ReplicaStart(start_s=self._now()))
-
-    def ended(self, name: str, code: int, peak_memory: int, *, stopped: bool) -> None:
-        """Records the end of a replica: exit status, peak memory in bytes, and whether the job stopped it."""
-        starts = self._starts[name]
-        starts[-1] = dataclasses.replace(
-            starts[-1],
+    def add(self, name: str, started: float, code: int, peak_memory: int, *, stopped: bool) -> None:
+        """Adds a replica that has ended: exit status, peak memory in bytes, whether the job stopped it."""
+        start = ReplicaStart(
+            start_s=round(started - self._began, 3),
             end_s=self._now(),
             exit=processes.signal_name(code) or code,
             stopped=stopped,
             peak_memory_bytes=peak_memory,
         )
+        self._starts[name].append(start)
 
     def _show(self, topic: str) -> None:
         """Shows a line per replica: first start, last end and exit, largest memory."""

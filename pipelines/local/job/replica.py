@@ -90,7 +90,8 @@ class Replica:
     standard output and standard error. Every line goes to the log file, events (`trainer.base.progress`) as
     readable lines. Events are passed on, the first error is kept until the end of the job, and every other
     line is shown, unless `muted`. It is `preempted` once it has the notice of a preemption. After `finish`,
-    `peak_memory` is the largest resident set of any of its processes, in bytes.
+    `peak_memory` is the largest resident set of any of its processes, in bytes. `started` is a time of the
+    monotonic clock.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Replica:
         self._report = report
         self._buffer = LineBuffer()
         self._file = log.open("a", encoding="utf-8")
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self.pipe, printed = os.pipe()
         self.control, guardians = socket.socketpair()
         os.set_blocking(self.pipe, False)
@@ -137,7 +138,7 @@ class Replica:
     @property
     def age(self) -> float:
         """Seconds since the replica was started."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def read(self) -> bool:
         """Reads available output; returns whether more may come."""

@@ -192,7 +192,6 @@ class _RunningJob:
 
     def _start(self, name: str) -> None:
         replica = self._running[name] = self._start_replica(name, self._report)
-        self._history.started(name)
         self._selector.register(replica.control, selectors.EVENT_READ, (replica, "end"))
         self._selector.register(replica.pipe, selectors.EVENT_READ, (replica, "output"))
 
@@ -244,7 +243,7 @@ class _RunningJob:
         with contextlib.suppress(KeyError):
             self._selector.unregister(replica.pipe)
         code = replica.finish()
-        self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.muted)
+        self._history.add(replica.name, replica.started, code, replica.peak_memory, stopped=replica.muted)
         return code
 
 
