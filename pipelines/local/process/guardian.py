@@ -118,20 +118,15 @@ def _reap(child: int) -> int | None:
 
 def _kill_children() -> None:
     """Kills children until there are none: those of a killed one become this process's own."""
+    children = f"/proc/self/task/{os.getpid()}/children"
+    if not os.path.exists(children):  # a kernel without CONFIG_PROC_CHILDREN: kill the group, and this one
+        os.killpg(0, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
-            for pid in _children():
-                os.kill(pid, signal.SIGKILL)
+            with open(children, encoding="ascii") as pids:
+                for pid in pids.read().split():
+                    os.kill(int(pid), signal.SIGKILL)
             os.wait()
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-            return [int(pid) for pid in children.read().split()]
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: kill the group
-        os.killpg(0, signal.SIGKILL)
-        raise
 
 
 if __name__ == "__main__":
