@@ -16,7 +16,7 @@ from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, sho
 from shardline.pipelines.local.terminal import foreground
 from shardline.pipelines.tables import split_pairs
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import did_you_mean, field_types
+from shardline.trainer.base.deserialize import check_keys, field_types
 from shardline.trainer.base.errors import SettingsError
 
 #: Settings that have no option of their own.
@@ -133,10 +133,9 @@ def preprocess(
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, text in split_pairs(values, "--option").items():
-        if name not in OTHERS:
-            near = did_you_mean(name, OTHERS, after="; ")
-            raise SettingsError(f"--option knows {', '.join(OTHERS)}, not {name!r}{near}")
+    given = split_pairs(values, "--option")
+    check_keys(given, OTHERS, "--option ")
+    for name, text in given.items():
         kind = type(getattr(PreprocessSettings, name))
         try:
             found[name] = kind(text)

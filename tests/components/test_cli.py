@@ -38,7 +38,7 @@ def assert_refused(result, message):
         (["--split", "train=0.8"], "shares of split must be above 0 and add up to 1"),
         (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
         (["--feature", "image=a,image=b"], "--feature image is set twice: 'a' and 'b'"),
-        (["--option", "split_slat=3"], "not 'split_slat'; did you mean split_salt?"),
+        (["--option", "split_slat=3"], "unknown key --option split_slat; did you mean --option split_salt?"),
         (["--option", "max_pixels=many"], "--option max_pixels takes a number, got 'many'"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
     ],
