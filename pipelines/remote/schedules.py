@@ -298,9 +298,7 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
 def _read(message: Any) -> Existing:
     from google.protobuf import json_format
 
-    content: dict[str, Any] = json_format.MessageToDict(type(message).pb(message))
-    values = {name: value for name, value in content.items() if value not in (0, False, "", "0")}
-    return {"state": "", **values}
+    return {"state": "", **json_format.MessageToDict(type(message).pb(message))}
 
 
 def _digest(content: Any) -> str:
