@@ -169,8 +169,7 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
         ("tags", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]
-    # Both branches of a pipeline have their own training job.
-    return facts([(name, value) for name, value in dict.fromkeys(rows) if value])
+    return facts([(name, value) for name, value in rows if value])
 
 
 def _machines(job: Job) -> str:
