@@ -259,17 +259,13 @@ def _trial_json(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
         step, value, _ = measurement
         return {"step_count": step, "metrics": [{"metric_id": metric, "value": value}]}
 
-    content: dict[str, Any] = {
+    return {
         "id": trial.id,
         "state": "INFEASIBLE" if trial.failure else "SUCCEEDED",
         "parameters": [{"parameter_id": key, "value": value} for key, value in trial.parameters.items()],
         "start_time": trial.start.isoformat(),
+        "end_time": trial.end and trial.end.isoformat(),
         "measurements": [message(measurement) for measurement in trial.measurements],
+        "infeasible_reason": trial.failure,
+        "final_measurement": None if trial.failure else message(final_measurement(spec, trial)),
     }
-    if trial.end:
-        content["end_time"] = trial.end.isoformat()
-    if trial.failure:
-        content["infeasible_reason"] = trial.failure
-    else:
-        content["final_measurement"] = message(final_measurement(spec, trial))
-    return content
