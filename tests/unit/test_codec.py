@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from shardline.components.preprocess.images.codec import Codec, encode_pixels
 from shardline.components.preprocess.images.structure import Header, read_header
 from shardline.trainer.base.errors import BadRecordError
-from shardline.trainer.data.decode import decode_image, decode_stored, read_orientation, turn_upright
+from shardline.trainer.data.decode import decode_batch, decode_image, read_orientation, turn_upright
 from shardline.trainer.data.features import Feature
 from tests.helpers.images import deep, encoded, opened, psnr, scene, turned, with_alpha, without
 
@@ -89,7 +89,8 @@ def test_every_image_is_stored_in_the_chosen_encoding(form: str, size: int, enco
     stored = codec(size, encoding).store(data, "x")
     shape = (size, size, 3) if size else (40, 60, 3)
     assert stored[1:5] == (*shape, encoding)
-    assert decode_stored(stored.data, Feature("image", "uint8", shape, encoding)).shape == shape
+    feature = Feature("image", "uint8", shape, encoding)
+    assert decode_batch(tf.constant([stored.data]), feature).shape == (1, *shape)
     assert (stored.data is data) == (form.lower() == encoding and not size)
 
 
@@ -171,7 +172,10 @@ def test_other_formats_are_stored_as_png_and_not_served(form: str) -> None:
 def test_a_resized_picture_is_the_same_in_training_and_in_serving(name: str) -> None:
     stored = codec(32).store(PASSING[name], "x")
     feature = Feature("image", "uint8", (32, 32, stored.channels), "png", "crop")
-    trained, served = decode_stored(stored.data, feature), decode_image(PASSING[name], feature)
+    trained, served = (
+        decode_batch(tf.constant([stored.data]), feature)[0],
+        decode_image(PASSING[name], feature),
+    )
     # The two filters differ most in noise.
     limit = 25 if name == "black and white png" else 4
     assert np.abs(served.numpy().astype(int) - trained.numpy()).mean() < limit

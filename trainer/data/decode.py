@@ -169,21 +169,17 @@ def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
     """Decodes a batch of stored images to uint8 (batch, height, width, channels)."""
     if image.encoding == "raw":
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
-    pixels = tf.TensorSpec(image.shape, tf.uint8)
-    return tf.map_fn(lambda encoded: decode_stored(encoded, image), stored, fn_output_signature=pixels)
 
+    def decode(encoded: tf.Tensor) -> tf.Tensor:
+        pixels = tf.io.decode_image(encoded, channels=image.shape[2], expand_animations=False)
+        return tf.ensure_shape(pixels, image.shape)
 
-def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes one stored image, a scalar string, to the manifest's uint8 (height, width, channels)."""
-    if image.encoding == "raw":
-        return tf.reshape(tf.io.decode_raw(stored, tf.uint8), image.shape)
-    pixels = tf.io.decode_image(stored, channels=image.shape[2], expand_animations=False)
-    return tf.ensure_shape(pixels, image.shape)
+    return tf.map_fn(decode, stored, fn_output_signature=tf.TensorSpec(image.shape, tf.uint8))
 
 
 def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
     """Returns a stored image as a file that `decode_image` reads: raw values become a PNG."""
-    return tf.io.encode_png(decode_stored(stored, image)) if image.encoding == "raw" else stored
+    return tf.io.encode_png(decode_batch(stored, image)[0]) if image.encoding == "raw" else stored
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:

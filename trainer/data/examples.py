@@ -101,8 +101,7 @@ def _read_training_examples(
     paths = [str(directory / shard.file) for shard in manifest.splits["train"].shards]
     # Record by record from all shards in turn, to which preprocessing has assigned the examples at random.
     records = tf.data.Dataset.from_tensor_slices(paths).interleave(
-        lambda path: tf.data.TFRecordDataset(path),
-        cycle_length=manifest.streams("train"),
+        tf.data.TFRecordDataset, cycle_length=manifest.streams("train")
     )
     records = records.take(-1 if limit is None else limit)
     try:

@@ -91,15 +91,12 @@ def read_heads(
             f"the model does not take this dataset's {inputs}: {short_message(error)}"
         ) from error
     outputs = outputs_by_label(probed, labels, output_order(model, labels))
-    recorded = dict(known) if known and known.keys() == dataset.labels.keys() else None
-    losses = {} if recorded else losses_by_label(model, labels)
-    heads = {}
     for label in labels:
-        name = label.name
-        _check_shape(outputs[name], label)
-        if not recorded:
-            heads[name] = _read_head(outputs[name], label, losses[name], dataset)
-    return recorded or heads
+        _check_shape(outputs[label.name], label)
+    if known and known.keys() == dataset.labels.keys():
+        return dict(known)
+    losses = losses_by_label(model, labels)
+    return {item.name: _read_head(outputs[item.name], item, losses[item.name], dataset) for item in labels}
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:

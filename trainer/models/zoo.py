@@ -23,6 +23,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.plugins import KERAS_PREFIX
 from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.keras_compat.keras_internals import short_message
 
 
 @keras.saving.register_keras_serializable("shardline")
@@ -191,7 +192,7 @@ def _load_base(name: str, application: Application, shape: tuple[int, ...], weig
     try:
         base = create(weights=None)
     except ValueError as error:
-        reason = _one_line(error)
+        reason = short_message(error)
         raise ModelError(
             f"{name} does not take images of {shape[:2]} pixels: {reason}; preprocess with image_size"
         ) from error
@@ -207,15 +208,11 @@ def _load_base(name: str, application: Application, shape: tuple[int, ...], weig
             base.load_weights(path)
     except Exception as error:  # of Keras' downloader or its file formats
         raise ModelError(
-            f"{name}: cannot load weights {weights!r}: {_one_line(error)}; imagenet needs network access, "
-            f"else set the path of a .weights.h5 file of {application.__name__} without its top"
+            f"{name}: cannot load weights {weights!r}: {short_message(error)}; imagenet needs network "
+            f"access, else set the path of a .weights.h5 file of {application.__name__} without its top"
         ) from error
     base.trainable = False
     return base
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def build_resnet50(
