@@ -14,18 +14,7 @@ from shardline.trainer.base.settings import TrainSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The model, its hyperparameters and the trainer's options.
-
-    Attributes:
-        model_function: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
-        hparams: Further keyword arguments of the model function.
-        epochs: Epochs over the training split.
-        per_replica_batch_size: Examples per replica and step; 0 for 16, or a worker's share of the training
-            split where that is less.
-        learning_rate: Argument of the model function; 0 for the model's own default.
-        seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
-        options: Further options of the trainer by name:
-            {"early_stopping": "val_loss", "checkpoint_steps": 500}.
+    """Parameters of the component `train`, which explains them.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range, or the trainer has no such option.
