@@ -26,7 +26,7 @@ POOLS = CustomJobSettings(cluster=Cluster(chief=SMALL, workers=SMALL), num_retri
 
 def train(count: int) -> str:
     """Says what the user's package says."""
-    from leafnet.model import build  # type: ignore[import-not-found]
+    from boxed.model import build  # type: ignore[import-not-found]
 
     return build(count)  # type: ignore[no-any-return]
 
@@ -36,13 +36,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    (tmp_path / "leafnet").mkdir()
+    (tmp_path / "boxed").mkdir()
     write("return f'packed {count}'")
-    return tmp_path / "leafnet" / "model.py"
+    return tmp_path / "boxed" / "model.py"
 
 
 def write(line: str) -> None:
-    Path("leafnet", "model.py").write_text(f"def build(count):\n    {line}\n")
+    Path("boxed", "model.py").write_text(f"def build(count):\n    {line}\n")
 
 
 def compiled(make: Any) -> dict[str, Any]:
@@ -62,17 +62,17 @@ def component(text: str) -> Any:
 
 
 def test_a_local_run_takes_the_code_of_the_file(project: Path, tmp_path: Path) -> None:
-    spec = compiled(component(pack(["leafnet"])))
+    spec = compiled(component(pack(["boxed"])))
     project.unlink()
     project.parent.rmdir()
     run = run_pipeline(Path("toy.yaml"), {}, runs_dir=tmp_path / "runs")
     (output,) = run.directory.glob("outputs/**/executor_output.json")
     assert "packed 3" in output.read_text()
-    assert Pipeline(spec).packages == ["leafnet"]
+    assert Pipeline(spec).packages == ["boxed"]
 
 
 def test_code_that_is_edited_and_not_compiled_is_refused(project: Path) -> None:
-    spec = compiled(component(pack(["leafnet"])))
+    spec = compiled(component(pack(["boxed"])))
     check_run(spec, {}, here=True)
     write("return 'edited'")
     (project.parent / "more.py").touch()
@@ -81,29 +81,29 @@ def test_code_that_is_edited_and_not_compiled_is_refused(project: Path) -> None:
     for here in (True, False):
         with pytest.raises(PipelineError) as caught:
             check_run(spec, {}, here=here)
-        why = "the code here is not that of the file: leafnet/model.py, leafnet/more.py; compile again"
+        why = "the code here is not that of the file: boxed/model.py, boxed/more.py; compile again"
         assert str(caught.value) == why
     assert "SL614" in {warning.code for warning in check_run(spec, {}, uri="https://registry/v1")[1]}
 
 
 def test_a_secret_in_the_code_is_refused(project: Path) -> None:
     write("return 'AKIA" + 16 * "A" + "'")
-    found = check_pipeline(compiled(component(pack(["leafnet"]))))
+    found = check_pipeline(compiled(component(pack(["boxed"]))))
     assert [(each.code, each.why) for each in found if each.code == "SL811"] == [
-        ("SL811", "leafnet/model.py holds an AWS access key")
+        ("SL811", "boxed/model.py holds an AWS access key")
     ]
 
 
 def test_code_that_is_too_long_for_all_pools_of_a_job_is_refused(project: Path) -> None:
     project.write_bytes(b"# " + os.urandom(50_000).hex().encode())
-    spec = compiled(custom_job(component(pack(["leafnet"])), POOLS))
+    spec = compiled(custom_job(component(pack(["boxed"])), POOLS))
     (why,) = (each.why for each in check_pipeline(spec) if each.code == "SL310")
-    assert "each of its 2 worker pools has your code: leafnet/model.py (100.0 kB), leafnet/__init" in why
+    assert "each of its 2 worker pools has your code: boxed/model.py (100.0 kB), boxed/__init" in why
 
 
 def test_only_components_that_run_a_users_code_bring_it(project: Path) -> None:
-    ours = with_image("image:1", packages=["leafnet"])
+    ours = with_image("image:1", packages=["boxed"])
     commands = {name: getattr(ours, name).component_spec.implementation.container.command for name in FOLDERS}
     without = {"finish_dataset", "register", "serving_model", "record_run", "conclude", "best_trial"}
     assert {name for name, command in commands.items() if not read(command[-1])} == without
-    assert set(read(commands["train"][-1])) == {"leafnet/__init__.py", "leafnet/model.py"}
+    assert set(read(commands["train"][-1])) == {"boxed/__init__.py", "boxed/model.py"}
