@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
@@ -32,82 +32,48 @@ _RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSettings:
-    """The source, and how it becomes shards.
-
-    Attributes:
-        source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
-            or pkg.module:Source. In a pipeline, {date} becomes the day for which the run is scheduled,
-            {date:%Y/%m} any part of it, and for table and tfrecord {last 28 days} the days up to it.
-        data_dir: Directory of prepared TFDS datasets; empty for TFDS's default.
-        labels: For images:DIR and text:DIR, a CSV file with columns path and label, or a table with columns
-            that `label` names; empty for a folder per class.
-        features: For tfrecord, table and bigquery, the source's feature names by Shardline's:
-            {"image": "image/encoded"}.
-        label: For table, bigquery, tfrecord and `labels`, the target: KIND:COLUMN[,COLUMN], with the kinds
-            class, multilabel and regression; several are separated by ;, and [UNIT] may follow a column of
-            numbers: "regression:fare [USD]", "class:kind;regression:rating". The kind of a COLUMN alone is
-            inferred from its values; empty for a column label, or the one that features name.
-        columns: For table, bigquery and `labels` with `label`, types of columns by name, text, integer or
-            number, that replace those that a file declares or its values suggest: {"zip": "text"}.
-        image_size: Side of the stored square images in pixels, 4..4096; 0 for no resizing.
-        resize_mode: crop, pad or stretch.
-        encoding: How images are stored: keep, jpeg, png or raw. keep stores encoded bytes unchanged; with
-            image_size, JPEG stays JPEG and everything else becomes PNG.
-        split: Share of the examples by split, where the source has no splits; {} for 0.8 train,
-            0.1 validation, 0.1 test.
-        stratify: Whether every split has the same share of each class of the only label, as closely as whole
-            examples allow, where the source has no splits.
-        key: path, or content to keep exact duplicates in one split.
-        group: Feature, such as a patient, by which examples are grouped: all with the same value are in one
-            split; empty for none.
-        split_by_time: For table, bigquery and tfrecord, a column of times: training comes before validation,
-            that before test; empty for none.
-        split_gap: Length of the gap before validation and before test, whose rows are left out, such as 7d,
-            36h or 90m, or a number where the column holds numbers.
-        split_salt: Number, from 0, that determines the split together with the keys.
-        seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
-        readers: Input workers that will read the dataset; shards per split are a multiple of it.
-        shards: About how many shards the training split gets.
-        processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
-        on_bad_record: fail, or skip to leave bad examples out.
-        max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
-        schema: A file in the form of a Frictionless Table Schema, against which columns and labels are
-            checked; empty for none.
-        on_anomaly: fail, or warn to continue with a source that does not fit the schema.
-        max_pixels: An image with more pixels is refused (decompression bombs).
-        check_images: How thoroughly an image that is stored unchanged is checked: header; structure, the
-            whole file and the pixels of one JPEG in 64; or decode, all pixels.
+    """The source, and how it becomes shards; each annotation is its help text.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range.
     """
 
-    source: str
-    data_dir: str = ""
-    labels: str = ""
-    features: Mapping[str, str] = field(default_factory=dict)
-    label: str = ""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    image_size: int = 0
-    resize_mode: Literal["crop", "pad", "stretch"] = "crop"
-    encoding: Literal["keep", "jpeg", "png", "raw"] = "keep"
-    split: Mapping[str, float] = field(default_factory=dict)
-    stratify: bool = False
-    key: Literal["path", "content"] = "path"
-    group: str = ""
-    split_by_time: str = ""
-    split_gap: str = ""
-    split_salt: int = 0
-    seed: int = 0
-    readers: int = 1
-    shards: int = 8
-    processes: int = 0
-    on_bad_record: Literal["fail", "skip"] = "fail"
-    max_bad_fraction: float = 0.01
-    schema: str = ""
-    on_anomaly: Literal["fail", "warn"] = "fail"
-    max_pixels: int = 100_000_000
-    check_images: Literal["header", "structure", "decode"] = "structure"
+    source: Annotated[str, "digits, FORM:PLACE, or pkg.module:Source."]
+    data_dir: Annotated[str, 'Directory of prepared TFDS datasets; "" for TFDS\'s default.'] = ""
+    labels: Annotated[
+        str, "Labels of images:DIR or text:DIR: a file with the columns path and label, or those of --label."
+    ] = ""
+    features: Annotated[Mapping[str, str], 'Names in the source: {"image": "image/encoded"}.'] = field(
+        default_factory=dict
+    )
+    label: Annotated[str, "Column to predict: regression:fare, class:species, multilabel:tags."] = ""
+    columns: Annotated[Mapping[str, str], "Types of columns: text, integer or number."] = field(
+        default_factory=dict
+    )
+    image_size: Annotated[int, "Side of stored images in pixels; 0 keeps them."] = 0
+    resize_mode: Annotated[Literal["crop", "pad", "stretch"], "How an image becomes square."] = "crop"
+    encoding: Annotated[Literal["keep", "jpeg", "png", "raw"], "Encoding of stored images."] = "keep"
+    split: Annotated[Mapping[str, float], "Shares of the splits; {} for 0.8, 0.1 and 0.1."] = field(
+        default_factory=dict
+    )
+    stratify: Annotated[bool, "Give each class its share of every split."] = False
+    key: Annotated[Literal["path", "content"], "Key of an example; equal keys stay in one split."] = "path"
+    group: Annotated[str, "Feature whose equal values stay in one split."] = ""
+    split_by_time: Annotated[str, "Time column; training precedes validation, validation precedes test."] = ""
+    split_gap: Annotated[str, "Time left out between splits: 7d, 36h, 90m, or a number."] = ""
+    split_salt: Annotated[int, "Number that determines the split together with the keys."] = 0
+    seed: Annotated[int, "Seed of the order of examples."] = 0
+    readers: Annotated[int, "Input workers; the number of shards is a multiple of it."] = 1
+    shards: Annotated[int, "Approximate number of training shards."] = 8
+    processes: Annotated[int, "Writing processes; 0 for one per core."] = 0
+    on_bad_record: Annotated[Literal["fail", "skip"], "Stop at an unusable example, or skip it."] = "fail"
+    max_bad_fraction: Annotated[float, "Share of skipped examples above which a run fails, 0..1."] = 0.01
+    schema: Annotated[str, "Table Schema (JSON) that columns and labels must fit."] = ""
+    on_anomaly: Annotated[Literal["fail", "warn"], "Stop at what does not fit the schema, or go on."] = "fail"
+    max_pixels: Annotated[int, "Pixels above which an image is refused."] = 100_000_000
+    check_images: Annotated[
+        Literal["header", "structure", "decode"], "What is checked of images that are stored unchanged."
+    ] = "structure"
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
@@ -26,10 +26,11 @@ OTHERS = (
 )
 
 
-def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _setting(name: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     default, kind = getattr(PreprocessSettings, name), field_types(PreprocessSettings)[name]
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     more.setdefault("type", click.Choice(choices) if choices else type(default))
+    text = get_type_hints(PreprocessSettings, include_extras=True)[name].__metadata__[0]
     shown = default != "" and default is not False
     return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
 
@@ -37,11 +38,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @click.command()
 @click.argument("source")
 @click.argument("out", type=PATH)
-@_setting(
-    "labels",
-    "Labels of images:DIR or text:DIR: a file with the columns path and label, or those of --label.",
-    metavar="CSV",
-)
+@_setting("labels", metavar="CSV")
 @click.option(
     "--feature",
     "features",
@@ -50,9 +47,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     metavar="OURS=THEIRS,...",
     help="Name of a feature in the source: image=image/encoded,label=species.",
 )
-@_setting(
-    "label", "Column to predict: regression:fare, class:species, multilabel:tags.", metavar="KIND:COLUMN,..."
-)
+@_setting("label", metavar="KIND:COLUMN,...")
 @click.option(
     "--column",
     "columns",
@@ -67,20 +62,18 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     metavar="NAME=SHARE,...",
     help="Shares of the splits.  [default: train=0.8,validation=0.1,test=0.1]",
 )
-@_setting("stratify", "Give each class its share of every split.", is_flag=True)
-@_setting("key", "Key of an example; equal keys stay in one split.")
-@_setting("group", "Feature whose equal values stay in one split.", metavar="FEATURE")
-@_setting(
-    "split_by_time", "Time column; training precedes validation, validation precedes test.", metavar="COLUMN"
-)
-@_setting("seed", "Seed of the order of examples.")
-@_setting("shards", "Approximate number of training shards.")
-@_setting("readers", "Input workers; the number of shards is a multiple of it.")
-@_setting("image_size", "Side of stored images in pixels; 0 keeps them.", metavar="PX")
-@_setting("encoding", "Encoding of stored images.")
-@_setting("processes", "Writing processes; 0 for one per core.")
-@_setting("on_bad_record", "Stop at an unusable example, or skip it.")
-@_setting("schema", "Table Schema (JSON) that columns and labels must fit.", metavar="FILE")
+@_setting("stratify", is_flag=True)
+@_setting("key")
+@_setting("group", metavar="FEATURE")
+@_setting("split_by_time", metavar="COLUMN")
+@_setting("seed")
+@_setting("shards")
+@_setting("readers")
+@_setting("image_size", metavar="PX")
+@_setting("encoding")
+@_setting("processes")
+@_setting("on_bad_record")
+@_setting("schema", metavar="FILE")
 @click.option(
     "--option",
     "-o",
