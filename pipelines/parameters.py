@@ -253,9 +253,9 @@ def check_values(
 ) -> None:
     """Checks the values of all parameters of one of `OWN_PIPELINES`.
 
-    With `here`, data and model must be on this machine; the plug-ins of `packed` packages need not. The steps
-    check the values again; this check comes before any cost. Loads neither TensorFlow nor the user's own
-    code.
+    With `here`, data and model must be on this machine, but for plug-ins of `packed` packages; plug-ins that
+    are here are checked in any case. The steps check the values again; this check comes before any cost.
+    Loads neither TensorFlow nor the user's own code.
 
     Raises:
         PipelineError: When a pipeline of this name lacks parameters.
@@ -266,10 +266,11 @@ def check_values(
     if known := data.known_labels:
         gate.gate.for_labels(known)
     function = plugins.import_string(training.model_function)
+    absent = packed if here else None
+    _check_plugin(function, "model", ModelError, absent)
     if here:
         if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
-        _check_plugin(function, "model", ModelError, packed)
         if (run := parameters.get("continue_run", "")) and "/" not in run:
             raise SettingsError(
                 f"continue_run is {run!r}, a run on the platform; here use 'shardline run --resume RUN', "
@@ -281,8 +282,8 @@ def check_values(
     is_remote = any(part in source for part in ("{date", "{last ", "://", ":/gcs/"))
     if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
-    elif here and is_plugin(source):
-        _check_plugin(source, "source", SourceError, packed)
+    elif is_plugin(source):
+        _check_plugin(source, "source", SourceError, absent)
     if name == TUNE:
         for count in ("max_trial_count", "trial_epochs"):
             if parameters[count] < 0:
@@ -291,9 +292,12 @@ def check_values(
         check_tuned(study.types, training.options)
 
 
-def _check_plugin(reference: str, kind: str, error: type[ShardlineError], packed: Container[str]) -> None:
+def _check_plugin(
+    reference: str, kind: str, error: type[ShardlineError], absent: Container[str] | None
+) -> None:
+    """Checks a plug-in whose package is here; it may be absent, where None any package."""
     package = re.split("[.:]", reference)[0]
-    if package not in packed or is_own(package):  # an installed one may be older
+    if is_own(package) or (absent is not None and package not in absent):  # an installed one may be older
         plugins.check_reference(reference, kind, error)
 
 

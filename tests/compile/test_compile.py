@@ -239,8 +239,12 @@ def test_a_machine_that_cannot_be_is_refused(tmp_path, table, message):
         compile_pipeline(settings.load(file))
 
 
-def test_the_parameters_of_a_project_are_the_defaults_of_its_file(tmp_path: Path) -> None:
+def test_the_parameters_of_a_project_are_the_defaults_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uploaded in the console, or run without a flag, it trains the project's model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def build(): ...\n")
     shutil.copy(ROOT / "settings" / "local.toml", tmp_path)
     parameters = tmp_path / "params.toml"
     parameters.write_text('model = "mlp"\nepochs = 3\nencoding = "png"\n')
@@ -248,7 +252,11 @@ def test_the_parameters_of_a_project_are_the_defaults_of_its_file(tmp_path: Path
 
     assert (found["model"], found["epochs"], found["data_options"]) == ("mlp", 3, {"encoding": "png"})
 
-    for wrong, words in (("epohcs = 3", "did you mean epochs"), ("epochs = -1", "epochs must be at least 1")):
+    for wrong, words in (
+        ("epohcs = 3", "did you mean epochs"),
+        ("epochs = -1", "epochs must be at least 1"),
+        ('model = "mine:biuld"', "mine has no 'biuld', it has build"),
+    ):
         parameters.write_text(wrong)
         with pytest.raises(ShardlineError, match=f"params.toml: .*{words}"):
             compile_pipeline(settings.load(tmp_path / "local.toml"))
