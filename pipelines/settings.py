@@ -49,18 +49,8 @@ _LARGE, _SMALL = TaskMachine(cpu=8, memory="32G"), TaskMachine()
 class Settings:
     """Everything that is fixed when the pipeline is compiled; all else is a pipeline parameter.
 
-    Attributes:
-        image: Container image of all components and of the trainer.
-        train: The custom job of the training step: its machines and scheduling.
-        preprocess: Machine of each task that makes the dataset, and how many write it.
-        validate: Machine of the tasks that rehearse the training, and export and validate the model.
-        register: Machine of all other tasks, which compare, upload, deploy and publish.
-        model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
-        deploy: How an uploaded model is deployed; None deploys nothing.
-        notify: Notification at the end of a run.
-        tracking: MLflow server that runs are logged to at their end.
-        code: The user's packages that the compiled file holds.
-        parameters: Defaults of the pipeline's parameters: those in params.toml beside the settings.
+    The fields are the tables of a settings file, which settings/vertex.toml.example explains. `parameters` are
+    the defaults of the pipeline: those in params.toml beside the settings.
     """
 
     image: str

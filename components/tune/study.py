@@ -31,14 +31,7 @@ _PLACEHOLDER = re.compile(r"\{\{\$(?!\.pipeline_\w+\}\})|\{\{channel:")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyParameter:
-    """A parameter of the search.
-
-    Attributes:
-        name: A setting of the trainer (learning_rate, ...), else a keyword argument of the model function.
-        type: A double or integer has `min` and `max`, the others have `values`.
-        values: Values of a discrete (numbers in increasing order) or categorical (texts).
-        scale: "" for the platform's default.
-    """
+    """A parameter of the search, [[parameter]] of a study file, as settings/tune.toml shows."""
 
     name: str
     type: Literal["double", "integer", "discrete", "categorical"]
@@ -113,13 +106,7 @@ STOPPING: Mapping[str, dict[str, Any]] = {
 class Study:
     """A study: the metric, parameters and search of a hyperparameter tuning job.
 
-    Attributes:
-        metric: Metric of the trainer that is reported after each validation: val_accuracy, val_loss.
-        parallel_trial_count: Trials at the same time; each has the whole cluster of the training step.
-        max_failed_trial_count: Failed trials that end the study as failed; 0 leaves it to the platform.
-        algorithm: "" is the platform's Bayesian optimization.
-        measurement_selection_type: Which of a trial's measurements is its result.
-        stopping: Rule that stops a trial early, one of `STOPPING`; "" for none.
+    The fields are the keys of a study file, which settings/tune.toml explains.
     """
 
     metric: str

@@ -160,16 +160,6 @@ class CustomJobSettings:
     Texts may hold the platform's placeholders; the defaults are the pipeline's own values (empty where the
     run has none). The fields are the keys of [train.job], which settings/vertex.toml.example explains;
     durations are seconds, as in "3600s".
-
-    Attributes:
-        cluster: The machines.
-        restart_job_on_worker_restart: Whether all replicas restart when one does; None: when they train
-            synchronously.
-        num_retries: Retries of the task, by the pipeline, after the job has failed.
-        service_account: Account of the replicas; "" for the platform's own agent.
-        base_output_directory: Root of AIP_MODEL_DIR and its siblings, the same in all attempts; "" for
-            PIPELINE_ROOT/jobs/RUN.
-        extra: Further fields of the API's CustomJobSpec, [train.job.extra], sent as they are.
     """
 
     cluster: Cluster
@@ -220,17 +210,6 @@ class TaskMachine:
 
     Without `machine_type` the platform chooses a machine with `cpu` and `memory`; with it the task runs as a
     custom job of one replica, whose boot disk has `disk` GB. Other tasks cannot choose a disk size.
-
-    Attributes:
-        cpu: Cores; 0 leaves it to the platform.
-        memory: Memory as in "32G"; "" leaves it to the platform.
-        machine_type: As in [train].
-        disk: GB of the boot disk of a machine_type; 0 is the least, 100.
-        accelerator_type: As in [train].
-        accelerator_count: As in [train].
-        retries: Retries after a failure, 0 to 10.
-        timeout: Seconds after which the task ends itself, as in "3600s".
-        cache: Whether the result of an earlier run with the same inputs is reused.
     """
 
     cpu: int = 0
@@ -308,11 +287,7 @@ class TaskMachine:
 
 @dataclass(frozen=True)
 class PreprocessMachine(TaskMachine):
-    """Machine of each task that makes the dataset: the table [preprocess].
-
-    Attributes:
-        tasks: Largest number of tasks, each on a machine of its own, that write the shards; 1 to 1,000.
-    """
+    """Machine of each task that makes the dataset, of which there are at most `tasks`: [preprocess]."""
 
     tasks: int = 1
 
