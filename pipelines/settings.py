@@ -49,8 +49,8 @@ _LARGE, _SMALL = TaskMachine(cpu=8, memory="32G"), TaskMachine()
 class Settings:
     """Everything that is fixed when the pipeline is compiled; all else is a pipeline parameter.
 
-    The fields are the tables of a settings file, which settings/vertex.toml.example explains. `parameters` are
-    the defaults of the pipeline: those in params.toml beside the settings.
+    The fields are the tables of a settings file, which settings/vertex.toml.example explains. `parameters`
+    are the defaults of the pipeline: those in params.toml beside the settings.
     """
 
     image: str

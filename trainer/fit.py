@@ -141,16 +141,8 @@ def fit(
             _report_shuffles(process, train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
-        process = process.for_model(model)
-        strategies.check_settings(settings, process.strategy_name)
-        run = TrainingRun(
-            **vars(replace(process, settings=settings)),
-            checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
-            watchdog=Watchdog(process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0),
-            data=data,
-            validation=validation,
-            validation_freq=frequency,
-        )
+        chosen_data = {"data": data, "validation": validation, "validation_freq": frequency}
+        run = _make_run(process.for_model(model), settings, checkpoint_dir, **chosen_data)
         _check_same_call(run, model)
         with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
             history = _train(run, model, chosen, sigterm, int(initial_epoch), shown)
@@ -193,6 +185,18 @@ def _validation_epochs(validation_freq: int | Collection[int]) -> int | Collecti
     if isinstance(validation_freq, Collection) and not isinstance(validation_freq, str | bytes):
         return frozenset(check_whole_number("validation_freq", epoch) for epoch in validation_freq)
     return check_whole_number("validation_freq", validation_freq)
+
+
+def _make_run(
+    process: Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
+) -> TrainingRun:
+    strategies.check_settings(settings, process.strategy_name)
+    return TrainingRun(
+        **vars(replace(process, settings=settings)),
+        checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
+        watchdog=Watchdog(process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0),
+        **data,
+    )
 
 
 def _check_same_call(run: TrainingRun, model: keras.Model) -> None:
