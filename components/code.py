@@ -89,7 +89,8 @@ def _find(package: str) -> Path | None:
     """Returns the directory of a package, or the file of a module in Python; None where there is neither."""
     spec = plugins.find(package) if package.isidentifier() else None
     places = [*(spec.submodule_search_locations or filter(None, [spec.origin]))] if spec else []
-    found = [path for path in map(Path, places) if path.suffix == ".py" or path.is_dir()]
+    # A directory of that name without any module, as a project may have it around its package, is none.
+    found = [path for path in map(Path, places) if path.suffix == ".py" or any(path.glob("*.py"))]
     return found[0] if found else None
 
 

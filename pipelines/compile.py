@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import tempfile
@@ -30,12 +31,13 @@ def compile_pipeline(settings: Settings, study: str | None = None) -> str:
 
     `study` is the study of the tuning pipeline as JSON; None for the retraining pipeline.
     """
-    pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
-    with error_prefix(f"{PROJECT_PARAMETERS}: "):
-        check_json(settings.parameters)
-        spec = json_format.MessageToDict(pipeline.pipeline_spec)
-        given = check_parameters(spec, settings.parameters)
-        check_values(pipeline.name, defaults(spec) | given, here=False)
+    with contextlib.chdir(settings.directory):
+        pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
+        with error_prefix(f"{PROJECT_PARAMETERS}: "):
+            check_json(settings.parameters)
+            spec = json_format.MessageToDict(pipeline.pipeline_spec)
+            given = check_parameters(spec, settings.parameters)
+            check_values(pipeline.name, defaults(spec) | given, here=False)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path), pipeline_parameters=given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -50,7 +51,8 @@ class Settings:
     """Everything that is fixed when the pipeline is compiled; all else is a pipeline parameter.
 
     The fields are the tables of a settings file, which settings/vertex.toml.example explains. `parameters`
-    are the defaults of the pipeline: those in params.toml beside the settings.
+    are the defaults of the pipeline, those in params.toml beside the settings of a project; `directory` has
+    its packages.
     """
 
     image: str
@@ -64,6 +66,7 @@ class Settings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     code: CodeSettings = field(default_factory=CodeSettings)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path = Path()
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -106,20 +109,23 @@ def load(path: Path) -> Settings:
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         project = path.with_name(PROJECT_PARAMETERS)
-        parameters = read_toml(project, "") if project.is_file() else {}
-        tables.setdefault("code", {"packages": _project_packages(parameters, project.with_suffix(""))})
-        own = read_fields(Settings, content, leave_out=(*_TABLES, "parameters"), also=_TABLES)
+        parameters, directory = {}, Path()
+        if project.is_file():
+            parameters, directory = read_toml(project, ""), path.parent
+        with contextlib.chdir(directory):
+            tables.setdefault("code", {"packages": _project_packages(parameters)})
+        own = read_fields(Settings, content, leave_out=(*_TABLES, "parameters", "directory"), also=_TABLES)
         read = {name: _read_kind(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         train = _read_job(tables.get("train", {}))
-        return Settings(**own, train=train, parameters=parameters, **machines, **read)
+        return Settings(**own, train=train, parameters=parameters, directory=directory, **machines, **read)
 
 
-def _project_packages(parameters: Mapping[str, Any], directory: Path) -> list[str]:
-    """Returns the packages of models and sources that `parameters` and the files in `directory` name."""
+def _project_packages(parameters: Mapping[str, Any]) -> list[str]:
+    """Returns the packages of models and sources that `parameters` and the files in params/ name."""
     from shardline.components.changes.detection import plugins_of  # with all forms of data
 
-    given = [parameters, *(read_toml(path, "") for path in sorted(directory.glob("*.toml")))]
+    given = [parameters, *(read_toml(path, "") for path in sorted(Path("params").glob("*.toml")))]
     # An option of the training is in its object, or a parameter of its own.
     given += [{"train_options": each} for each in given]
     named = (reference for each in given for reference in plugins_of(each).values())

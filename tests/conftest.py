@@ -104,9 +104,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def only_this_machine() -> Iterator[None]:
-    """Fails the test when it has tried to reach another machine."""
+    """Fails the test when it has tried to reach another machine; looking up plug-ins extends sys.path."""
     _reached.clear()
+    path = [*sys.path]
     yield
+    sys.path[:] = path
     assert not _reached, f"the test has tried to reach {', '.join(dict.fromkeys(_reached))}"
 
 

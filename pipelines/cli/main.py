@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from dataclasses import replace
@@ -92,7 +93,9 @@ def compile(
         held = environment.code.packages
         code = f", with the code of {', '.join(held)}" if held else ""
         click.echo(f"{output} {'written' if changed else 'is up to date'}{code}", err=aside)
-        for file in (file for package in held for file in left_out(package)):
+        with contextlib.chdir(environment.directory):
+            without = [file for package in held for file in left_out(package)]
+        for file in without:
             click.echo(f"without {file}: files of data above 100 kB are not packed", err=aside)
 
 

@@ -1,6 +1,7 @@
 """Pipelines that hold a user's packages: what their replicas run, and what is refused of them."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines.check.checks import check_run
 from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.local.run import run_pipeline
+from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import check_pipeline, codes
+from tests.helpers.markdown import ROOT
 
 SMALL = WorkerPool(machine_type="n1-standard-4")
 POOLS = CustomJobSettings(cluster=Cluster(chief=SMALL, workers=SMALL), num_retries=0)
@@ -107,3 +111,16 @@ def test_only_components_that_run_a_users_code_bring_it(project: Path) -> None:
     without = {"finish_dataset", "register", "serving_model", "record_run", "conclude", "best_trial"}
     assert {name for name, command in commands.items() if not read(command[-1])} == without
     assert set(read(commands["train"][-1])) == {"boxed/__init__.py", "boxed/model.py"}
+
+
+def test_a_project_compiles_to_the_same_file_from_anywhere(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside its directory, which has the name of the package in it."""
+    shutil.copy(ROOT / "settings" / "local.toml", "settings.toml")
+    Path("params.toml").write_text('model = "boxed.model:build"\n')
+    here = compile_pipeline(load(Path("settings.toml")))
+    around = tmp_path.rename(tmp_path.with_name("boxed"))
+    monkeypatch.chdir(around.parent)
+    assert compile_pipeline(load(Path("boxed", "settings.toml"))) == here
+    assert "boxed" in Pipeline(yaml.safe_load(here)).packages

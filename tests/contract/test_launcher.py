@@ -83,11 +83,11 @@ def test_the_command_of_a_replica_has_the_users_package_wherever_it_runs(
 ) -> None:
     place, elsewhere, output = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "out.json"
     for directory, line in ((place, "return f'packed {count}'"), (elsewhere, "raise SystemExit")):
-        (directory / "leafnet").mkdir(parents=True)
-        (directory / "leafnet" / "model.py").write_text(f"def build(count):\n    {line}\n")
+        (directory / "boxed").mkdir(parents=True)
+        (directory / "boxed" / "model.py").write_text(f"def build(count):\n    {line}\n")
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = compiled(custom_job(component(pack(["leafnet"])), POOLS))
+    spec = compiled(custom_job(component(pack(["boxed"])), POOLS))
     given = {"inputs": {"parameterValues": {"count": 3}}, "outputs": {"outputFile": str(output)}}
 
     assert launch(vertex, payload(spec, given, PLATFORM), tmp_path / "gcp_resources").returncode == 0

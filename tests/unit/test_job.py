@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
-from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas, variables
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas
 from shardline.trainer.base.errors import PipelineError
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
 
 
 def _pool(**fields: Any) -> dict[str, Any]:
@@ -76,12 +75,6 @@ def test_a_pool_of_no_replicas_keeps_its_slot(slot: dict[str, Any]) -> None:
     job = parse_payload(_payload(_pool(), _pool(replica_count=2.0), slot, _pool()), "{}")
     assert [pool.replica_count for pool in job.worker_pools] == [1, 2, 0, 1]
     assert [member.name for member in replicas(job)] == ["chief-0", "worker-0", "worker-1", "evaluator-0"]
-
-
-def test_what_describes_the_platforms_machines_is_left_out() -> None:
-    told = [{"name": name, "value": "1"} for name in ("OWN", ACCELERATORS_VARIABLE)]
-    (pool,) = parse_payload(_payload(_pool(container={"env": told})), "{}").worker_pools
-    assert variables(pool) == {"OWN": "1"}
 
 
 def test_the_executor_input_arrives_intact() -> None:
