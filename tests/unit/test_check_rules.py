@@ -228,6 +228,7 @@ def test_a_package_that_the_image_does_not_hold(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "leafnet").mkdir()
+    (tmp_path / "leafnet" / "source.py").write_text("class Leaves: ...\n")
     (tmp_path / "Dockerfile").write_text(f"FROM python\nCOPY {copied}\n")
 
     assert (code in codes(RETRAIN, parameters=given)) == is_found
