@@ -89,8 +89,13 @@ def _find(package: str) -> Path | None:
     """Returns the directory of a package, or the file of a module in Python; None where there is neither."""
     spec = plugins.find(package) if package.isidentifier() else None
     places = [*(spec.submodule_search_locations or filter(None, [spec.origin]))] if spec else []
-    # A directory of that name without any module, as a project may have it around its package, is none.
-    found = [path for path in map(Path, places) if path.suffix == ".py" or any(path.glob("*.py"))]
+    # The directory of a project, around its package of that name, is none; one of packages alone is.
+    found = [
+        path
+        for path in map(Path, places)
+        if path.suffix == ".py"
+        or (path.is_dir() and (any(path.glob("*.py")) or not (path / package).is_dir()))
+    ]
     return found[0] if found else None
 
 

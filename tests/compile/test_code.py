@@ -12,7 +12,7 @@ from kfp import compiler, dsl
 
 from shardline.components import _FOLDERS as FOLDERS
 from shardline.components import with_image
-from shardline.components.code import pack, read, with_code
+from shardline.components.code import files_of, pack, read, with_code, with_imported
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines.check.checks import check_run
@@ -124,3 +124,10 @@ def test_a_project_compiles_to_the_same_file_from_anywhere(
     monkeypatch.chdir(around.parent)
     assert compile_pipeline(load(Path("boxed", "settings.toml"))) == here
     assert "boxed" in Pipeline(yaml.safe_load(here)).packages
+
+
+def test_a_package_of_packages_alone_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "company" / "vision").mkdir(parents=True)
+    (tmp_path / "company" / "vision" / "model.py").write_text("def build(): ...\n")
+    assert "company/vision/model.py" in files_of("company")
+    assert with_imported(["company"]) == ["company"]
