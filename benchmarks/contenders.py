@@ -55,7 +55,8 @@ def decoded(source: str, out: Path, processes: int) -> Work:
 def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
     from google_crc32c import value
 
-    from shardline.components.preprocess.tfrecord import entries, image_start, mask
+    from shardline.components.preprocess.example import entries
+    from shardline.components.preprocess.tfrecord import image_start, mask
 
     items = _shuffled(source)
     labels = [entries({"label": label}) for label in range(CLASSES)]

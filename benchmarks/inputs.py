@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.packed import CLASSES
-from shardline.components.preprocess.tfrecord import serialize
+from shardline.components.preprocess.example import serialize
 
 _DISTINCT_PHOTOS = 200
 _SIDE = 27

@@ -16,7 +16,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain, compress, count, islice, tee
+from itertools import accumulate, chain, compress, count, islice, repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import google_crc32c
 import numpy as np
 import xxhash
 
+from shardline.components.preprocess.example import entries, head, parse_entries
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import NO_LOCATION, ImageReader
@@ -39,14 +40,7 @@ from shardline.components.preprocess.plan.survey import Rejected
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE, changed_error
-from shardline.components.preprocess.tfrecord import (
-    NO_IMAGE,
-    entries,
-    image_start,
-    key_head,
-    mask,
-    parse_entries,
-)
+from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import remote_files
 from shardline.trainer.base import deserialize, files
@@ -124,7 +118,8 @@ class ShardWriter:
             if self._labels
             else [b""] * block.count
         )
-        tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
+        heads = map(head, repeat("key"), map(len, keys))
+        tails = list(map(b"".join, zip(heads, keys, labels, extras, strict=True)))
         have_image = (block.heads["location"] != NO_LOCATION).tolist()
         end = 0
         for contents in self._images.read_batches(block, _BLOCK):

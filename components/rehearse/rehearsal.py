@@ -210,7 +210,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import google_crc32c
     import tensorflow as tf
 
-    from shardline.components.preprocess.tfrecord import parse
+    from shardline.components.preprocess.example import parse
     from shardline.components.preprocess.write import tally
     from shardline.components.validate.export.export import take_samples
 

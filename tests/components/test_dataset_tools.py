@@ -19,12 +19,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.tfrecord import serialize
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest

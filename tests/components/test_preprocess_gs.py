@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 from google.cloud.storage import Client
 
+from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.tfrecord import serialize
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import bucket as storage
 from shardline.components.storage import remote_files

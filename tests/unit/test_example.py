@@ -8,19 +8,22 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.preprocess.tfrecord import (
-    NO_IMAGE,
+from shardline.components.preprocess.example import (
     FeatureEntries,
+    decode,
+    encode,
     entries,
     only_value,
     parse,
     serialize,
 )
+from shardline.components.preprocess.tfrecord import NO_IMAGE
 from shardline.components.preprocess.write import ShardFile
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.features import Feature
@@ -138,6 +141,83 @@ def test_random_shards_are_what_tensorflow_writes(
 def test_a_value_that_its_type_cannot_hold_is_refused(dtype: str, value: int | float | str) -> None:
     with pytest.raises(BadRecordError, match=rf"'x': feature 'a' is .*, not {dtype}"):
         FeatureEntries([Feature("a", dtype)], []).serialize({"a": value}, "x")
+
+
+KINDS = {
+    pa.int64(): st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(width=32, allow_nan=False),
+    pa.string(): st.text(max_size=20) | st.text(alphabet="ab", min_size=120, max_size=130),
+    pa.binary(): st.binary(max_size=20),
+}
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> dict[str, pa.Array]:
+    rows, found = draw(st.integers(0, 6)), {}
+    for name in draw(st.lists(st.text(min_size=1, max_size=9) | st.just("n" * 130), min_size=1, unique=True)):
+        kind, size = draw(st.sampled_from(list(KINDS))), draw(st.integers(1, 3))
+        of_row = KINDS[kind] if size == 1 else st.lists(KINDS[kind], min_size=size, max_size=size)
+        values = [draw(of_row) for _ in range(rows + 1)]  # and one before them, as in a slice of a batch
+        found[name] = pa.array(values, kind if size == 1 else pa.list_(kind, size))[1:]
+    return found
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(columns())
+def test_columns_are_encoded_as_their_rows_are_and_read_back(columns: dict[str, pa.Array]) -> None:
+    rows = pa.RecordBatch.from_pydict(columns).to_pylist()
+    found = encode(columns).to_pylist()
+    assert found == [entries(row) for row in rows]
+    records = [serialize(row) for row in rows]
+    assert records == [theirs(row).SerializeToString(deterministic=True) for row in rows]
+    decoded, faults = decode(records)
+    assert not faults
+    for name in decoded:
+        values = [value if isinstance(value, list) else [value] for value in columns[name].to_pylist()]
+        texts = [[v.encode() if isinstance(v, str) else v for v in value] for value in values]
+        assert decoded[name].to_pylist() == texts
+
+
+def test_a_text_of_a_mebibyte_and_a_number_that_is_missing_are_encoded() -> None:
+    texts, numbers = ["x" * (1 << 20), "", "y" * 16384], [None, 1.0, float("inf")]
+    found = encode({"text": pa.array(texts), "number": pa.array(numbers, pa.float32())})
+    rows = zip(texts, [float("nan"), *numbers[1:]], strict=True)
+    assert found.to_pylist() == [entries({"text": text, "number": number}) for text, number in rows]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([1, None]), pa.array(["a", None]), pa.array([[1.0], None], pa.list_(pa.float32(), 1))],
+    ids=["number", "text", "list"],
+)
+def test_a_value_that_is_missing_is_not_encoded(column: pa.Array) -> None:
+    with pytest.raises(ValueError, match="column 'a' lacks values"):
+        encode({"a": column})
+
+
+def test_a_record_that_is_wrong_is_a_fault_and_has_no_values() -> None:
+    good = serialize({"a": 1, "b": b"text"})
+    floats = block(1, block(1, NAME + block(2, block(2, block(1, bytes(5))))))
+    sequence = tf.train.SequenceExample()
+    sequence.feature_lists.feature_list["step"].feature.add().int64_list.value.append(1)
+    empty = theirs({"c": 1})
+    empty.features.feature["a"].bytes_list.SetInParent()
+    records = [good, good[:-1], floats, sequence.SerializeToString(), serialize({"a": 2.0}), b""]
+    found, faults = decode([*records, empty.SerializeToString()])
+    assert {number: fault.partition(":")[0] for number, fault in faults.items()} == {
+        1: "not a tf.train.Example",
+        2: "not a tf.train.Example",
+        3: faults[3].partition(":")[0],
+        4: "feature 'a' is float, and int64 in records before it",
+    }
+    assert "tf.train.SequenceExample" in faults[3]
+    gaps = [None] * 5
+    assert {name: column.to_pylist() for name, column in found.items()} == {
+        "a": [[1], *gaps, []],
+        "b": [[b"text"], *gaps, None],
+        "c": [None, *gaps, [1]],
+    }
 
 
 def field(number: int, wire_type: int, payload: bytes) -> bytes:

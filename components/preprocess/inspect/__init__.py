@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from shardline.components.preprocess.example import parse
 from shardline.components.preprocess.process_pool import Report
-from shardline.components.preprocess.tfrecord import parse, read_records
+from shardline.components.preprocess.tfrecord import read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
 from shardline.trainer.data.manifest import Shard
 

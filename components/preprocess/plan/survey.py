@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from shardline.components.preprocess.example import OWN_FEATURES, FeatureEntries, entries
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import ImageLocator
 from shardline.components.preprocess.plan.plan import Plan, Survey
@@ -32,7 +33,6 @@ from shardline.components.preprocess.schema.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
-from shardline.components.preprocess.tfrecord import OWN_FEATURES, FeatureEntries, entries
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.text import enumerate_names
 from shardline.trainer.base import plugins

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import xxhash
 
+from shardline.components.preprocess.example import Features, Kind, Value, only_value, parse
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LARGEST_CLASS
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -27,16 +28,7 @@ from shardline.components.preprocess.sources.columns import (
 )
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.tfrecord import (
-    Features,
-    Kind,
-    Record,
-    Value,
-    detect_compression,
-    only_value,
-    parse,
-    read_records,
-)
+from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
