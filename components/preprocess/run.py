@@ -35,7 +35,9 @@ from shardline.trainer.data.manifest import Manifest
 _TOPIC = "preprocess"
 
 
-def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Manifest:
+def preprocess(
+    settings: PreprocessSettings, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> Manifest:
     """Writes a source as a dataset directory: balanced TFRecord shards, then their manifest.
 
     The same source and settings give the same bytes, with any number of processes and after any number of
@@ -61,7 +63,9 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         return complete
 
 
-def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
+def plan_dataset(
+    settings: PreprocessSettings, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> Plan:
     """Surveys the source and writes the plan, the first of three steps; arguments as of `preprocess`."""
     with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
         _check_again(work, overwrite=overwrite)
@@ -70,7 +74,7 @@ def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = F
         return plan
 
 
-def write_shards(out: Path, part: int, parts: int) -> int:
+def write_shards(out: str | os.PathLike[str], part: int, parts: int) -> int:
     """Writes part `part` (from 0) of `parts` of a plan, the second of three steps.
 
     Shards that are done stay, so that a part may be started again, or twice at once. Returns the number of
@@ -84,7 +88,7 @@ def write_shards(out: Path, part: int, parts: int) -> int:
             return _write(plan, shards, work, processes)
 
 
-def finish(out: Path) -> Manifest:
+def finish(out: str | os.PathLike[str]) -> Manifest:
     """Makes a dataset of the shards, which must be complete: the last of three steps."""
     with _locked_work_directory(out) as work:
         plan, _ = plans.load_part(work)
@@ -92,9 +96,9 @@ def finish(out: Path) -> Manifest:
 
 
 @contextlib.contextmanager
-def _locked_work_directory(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
+def _locked_work_directory(out: str | os.PathLike[str], *, shared: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; errors of writing into it become one line."""
-    with work_directory.hold(out, shared=shared) as work:
+    with work_directory.hold(files.local_path(out), shared=shared) as work:
         try:
             with remote_files.local_copies(work.copies):
                 yield work
@@ -112,9 +116,10 @@ def _processes(settings: PreprocessSettings) -> Processes:
 
 @contextlib.contextmanager
 def _planning(
-    settings: PreprocessSettings, out: Path, *, overwrite: bool
+    settings: PreprocessSettings, out: str | os.PathLike[str], *, overwrite: bool
 ) -> Iterator[tuple[PreprocessSettings, WorkDirectory, Processes]]:
     """Holds the work directory of a run; the settings it yields have the snapshot time of their source."""
+    out = files.local_path(out)
     work_directory.check(out, overwrite=overwrite)
     _refuse_part_of_source(settings, out)
     if settings.schema:

@@ -23,11 +23,13 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from shardline.trainer.data import manifest as manifests
 from tests.helpers import checks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,9 +180,7 @@ _VERSION = "20260101T000000Z-abcdef12"
 
 def make_good(made: Path) -> None:
     """Makes what the good inputs are copies of; the dataset is written by `write_dataset` beforehand."""
-    manifest = made / "dataset" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"records_in": 42}))
+    manifests.save(replace(manifests.load(made / "dataset"), records_in=42), made / "dataset")
     spec = yaml.load((ROOT / "compiled" / "retrain.yaml").read_bytes(), yaml.CSafeLoader)
     (made / "retrain.json").write_text(json.dumps(spec))
     version = made / "champion" / "versions" / _VERSION

@@ -25,6 +25,7 @@ from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.base import deserialize
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest
@@ -49,7 +50,7 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = directory / manifests.MANIFEST_FILE
     content = json.loads(path.read_text())
     change(content)
-    path.write_text(json.dumps(content))
+    manifests.save(deserialize.restore(manifests.Manifest, content, "", DatasetError), directory)
 
 
 def record_starts(path: Path) -> list[int]:
@@ -164,6 +165,15 @@ def test_a_shard_that_is_not_as_it_was_written(
     lines = found(dataset)
     assert len(lines) == len(messages)
     assert all(message in line for line, message in zip(lines, messages, strict=True))
+
+
+def test_other_settings_than_those_it_was_made_with_are_no_sound_dataset(dataset: Path) -> None:
+    path = dataset / manifests.MANIFEST_FILE
+    content = json.loads(path.read_text())
+    content["settings"]["seed"] = 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatasetError, match="was changed after it was written"):
+        verify(dataset)
 
 
 @pytest.mark.parametrize(

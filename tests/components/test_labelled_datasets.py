@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ from shardline.components.preprocess.tfrecord import read_records
 from shardline.components.validate.metrics import drift
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Label
+from shardline.trainer.data.features import Label, Tally
 from tests.helpers.preprocessing import contents, run
 
 
@@ -155,10 +155,12 @@ def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, m
 
 def test_a_manifest_with_other_labels_is_detected(diabetes: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(diabetes, tmp_path / "copy")
-    path = copy / "manifest.json"
-    content = json.loads(path.read_text())
-    content["splits"]["test"]["labels"]["label"]["spreads"][0]["mean"] += 1
-    path.write_text(json.dumps(content))
+    manifest = manifests.load(copy)
+    split = manifest.splits["test"]
+    (spread,) = split.labels["label"].spreads
+    wrong = Tally(spreads=(dataclasses.replace(spread, mean=spread.mean + 1),))
+    splits = {**manifest.splits, "test": dataclasses.replace(split, labels={"label": wrong})}
+    manifests.save(dataclasses.replace(manifest, splits=splits), copy)
     (damage,) = verify(copy, processes=1).damages
     assert (damage.file, damage.record) == ("manifest.json", None)
     assert "says 'target' is 37 to 283 in test, mean 150.848, the shards hold" in damage.what

@@ -7,10 +7,23 @@ from pathlib import Path
 
 import pytest
 
+import shardline
 from shardline.components.preprocess import work_directory
+from shardline.components.preprocess.run import finish, plan_dataset, write_shards
+from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError, SettingsError, SourceError
 from tests.helpers.preprocessing import contents, run, write_images
+
+
+def test_a_directory_may_be_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = PreprocessSettings(source="digits", processes=1)
+    whole = shardline.preprocess(settings, "whole")
+    plan_dataset(settings, "parts")
+    write_shards("parts", 0, 1)
+    assert finish("parts") == whole
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
 def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:

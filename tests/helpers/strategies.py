@@ -23,7 +23,6 @@ from PIL import Image
 
 from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.inspect import profile
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVING
@@ -32,7 +31,6 @@ from shardline.pipelines.check.checks import check, check_run, parse
 from shardline.pipelines.parameters import load_study
 from shardline.pipelines.spec import parse_file
 from shardline.trainer.cluster import cluster
-from shardline.trainer.data import manifest as manifests
 from tests.helpers import checks, damage
 from tests.helpers.mutations import JSON, TEXTS, damaged
 
@@ -183,35 +181,6 @@ def _store_image(encoded: bytes) -> Any:
     return stored
 
 
-def _read_manifest(path: Path) -> Any:
-    manifest = manifests.load(path.parent)
-    return profile.render_manifest(manifest), profile.describe(manifest), manifest.info()
-
-
-_MANIFEST = {
-    **{"format": "shardline.dataset", "format_version": 1, "fingerprint": "sha256:00", "source": "digits"},
-    **{
-        "settings": {"seed": 0, "split": {"train": 1.0}},
-        "labels": [{"name": "label", "kind": "class", "outputs": ["a", "b"], "units": []}],
-    },
-    "features": [
-        {"name": "image", "dtype": "uint8", "shape": [8, 8, 1], "encoding": "png", "resize": ""},
-        {"name": "label", "dtype": "int64", "shape": [], "encoding": "", "resize": ""},
-        {"name": "key", "dtype": "string", "shape": [], "encoding": "", "resize": ""},
-    ],
-    "splits": {
-        "train": {
-            "shards": [
-                {"file": "train-00000-of-00001.tfrecord", "records": 3, "bytes": 99, "crc32c": "00000000"}
-            ],
-            "labels": {"label": {"counts": [1, 2], "spreads": []}},
-        }
-    },
-    **{"records_in": 4, "rejected": {"truncated": 1}, "converted": {"cmyk": 1}},
-    "duplicates": {"examples": 2, "straddling": 1, "named": [["train: a", "test: b"]]},
-}
-
-
 def _given() -> st.SearchStrategy[dict[str, Any]]:
     declared = _retrain()["root"]["inputDefinitions"]["parameters"]
     plain = JSON | JSON.map(str) | JSON.map(_JSON)
@@ -243,7 +212,6 @@ TARGETS: dict[str, Target] = {
     ),
     "pipeline": Target(damaged(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
     "retrain": Target(damaged(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),
-    "manifest": Target(damaged(_MANIFEST).map(_JSON), in_file(_read_manifest, "manifest.json")),
     "tfrecord": Target(_damaged_files(_records()), in_file(_read_records, "a.tfrecord")),
     "image": Target(
         _damaged_files(*damage.sound_pngs().values(), *damage.sound_jpegs().values()), _store_image

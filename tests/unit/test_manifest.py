@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.records import HASH_BYTES
@@ -43,9 +42,6 @@ MANIFEST = Manifest(
     rejected={"empty file": 1},
     converted={"alpha": 2},
     duplicates=Duplicates(1, 0, (("train: x", "train: y"),)),
-)
-CONTENT: dict[str, Any] = json.loads(
-    json.dumps({"format": "shardline.dataset", "format_version": 2, **dataclasses.asdict(MANIFEST)})
 )
 PLAN = Plan(
     settings=PreprocessSettings(source="images:photos"),
@@ -107,16 +103,17 @@ def test_a_dataset_is_whole_with_every_file_in_its_size(tmp_path: Path, file: st
         manifests.load_whole(tmp_path)
 
 
-@tries
-@given(content=damaged(CONTENT))
-def test_any_manifest_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
-    def read() -> None:
-        manifest = manifests.load(write(tmp_path, content))
-        profile.describe(manifest)
-        profile.render_manifest(manifest)
-        manifest.info()
-
-    assert is_one_line(refusal(read, DatasetError))
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)])
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path, field: str) -> None:
+    manifests.save(MANIFEST, tmp_path)
+    path = tmp_path / manifests.MANIFEST_FILE
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, sort_keys=True))
+    assert manifests.load(tmp_path) == MANIFEST
+    for changed in ({**content, field: [content[field]]}, {k: v for k, v in content.items() if k != field}):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(DatasetError, match=r"was changed after it was written.*; preprocess the data ag"):
+            manifests.load(tmp_path)
 
 
 @tries
@@ -155,19 +152,6 @@ def test_plan_and_marker_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert not load_markers(work)
 
 
-def change(*way: Any, to: Any) -> Any:
-    """Returns the manifest with another value at the end of a way of keys."""
-    content = json.loads(json.dumps(CONTENT))
-    holder = content
-    for key in way[:-1]:
-        holder = holder[key]
-    holder[way[-1]] = to
-    return content
-
-
-SPLIT = ("splits", "train")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -176,27 +160,22 @@ SPLIT = ("splits", "train")
         ("[" * 100_000, "is nested too deeply"),
         ('{"a": NaN}', "NaN is not a JSON number"),
         ({}, "is not a Shardline manifest"),
-        (change("format_version", to=1), "has format_version 1"),
-        (change(*SPLIT, "shards", to={}), "splits.train.shards must be a list"),
-        (change("labels", to="ab"), "labels must be a list of mappings, got 'ab'"),
-        (change("labels", to=[]), "it has no label, no split"),
-        (change("records_in", to="11"), "records_in must be a whole number, got '11'"),
-        (change("records_in", to=10**40), "records_in must be a whole number of 64 bits, got 1000"),
-        (change("records_in", to=-1), "it has a negative number, -1"),
-        (change(*SPLIT, "labels", "label", "counts", to=[-4, 14]), "it has a negative number, -4"),
-        (change(*SPLIT, "shards", 0, "records", to=-10), "it has a negative number, -10"),
-        (change(*SPLIT, "shards", 0, "file", to="../x"), "names a shard outside the directory: '../x'"),
-        (change(*SPLIT, "shards", 0, "file", to=".."), "names a shard outside the directory"),
-        (change("features", 0, "shape", to=[8, 8]), "an invalid feature"),
-        (change("features", 0, "encoding", to="gif"), "an invalid feature"),
-        (change("features", 1, "name", to="key"), "it has no feature for one of its labels, or two"),
+        ({"format": "shardline.dataset", "format_version": 1}, "has format_version 1"),
     ],
 )
-def test_a_hostile_manifest_says_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
+def test_a_file_that_is_no_manifest_says_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(DatasetError) as error:
         manifests.load(write(tmp_path, content))
     assert message in str(error.value)
     assert is_one_line(str(error.value))
+
+
+@pytest.mark.parametrize("file", ["../x", "..", "", "/x"])
+def test_a_shard_outside_the_directory_is_refused(tmp_path: Path, file: str) -> None:
+    shard = dataclasses.replace(SHARD, file=file)
+    manifests.save(dataclasses.replace(MANIFEST, splits={"train": Split((shard,), {})}), tmp_path)
+    with pytest.raises(DatasetError, match="names a shard outside the directory: "):
+        manifests.load(tmp_path)
 
 
 def test_a_manifest_without_end_is_not_read_to_it(tmp_path: Path) -> None:

@@ -11,13 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Valid types of features, with their encodings and resize modes.
-_FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string")} | {
-    ("uint8", encoding, resize)
-    for encoding in ("png", "jpeg", "image", "raw")
-    for resize in ("", "crop", "pad", "stretch")
-}
-
 #: Column types in settings, and the stored type of each.
 COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
 
@@ -56,16 +49,6 @@ class Feature:
     shape: tuple[int | None, ...] = ()
     encoding: str = ""
     resize: str = ""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether this combination of type, shape, encoding and resize mode is valid."""
-        is_image = len(self.shape) == 3 and self.shape[2] in (1, 3) and self.dtype == "uint8"
-        return (
-            (self.dtype, self.encoding, self.resize) in _FEATURES
-            and all(side is None or side >= 1 for side in self.shape)
-            and (not self.encoding or is_image)
-        )
 
 
 @dataclass(frozen=True)
@@ -137,14 +120,6 @@ class Tally:
 
     counts: tuple[int, ...] = ()
     spreads: tuple[Spread, ...] = ()
-
-    def faults(self, label: Label) -> Iterator[str]:
-        """Yields what is invalid about the statistics of a label."""
-        counted, measured = len(label.class_names), len(label.outputs) - len(label.class_names)
-        if (len(self.counts), len(self.spreads)) != (counted, measured):
-            yield f"it counts {len(self.counts):,} classes of label {label.name!r}, which has {counted:,}"
-        if min(self.counts, default=0) < 0:
-            yield f"it has a negative number, {min(self.counts):,}"
 
     @classmethod
     def merge(cls, parts: Sequence[tuple[int, Tally]]) -> Tally:
