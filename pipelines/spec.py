@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from google.protobuf import json_format
 
 from shardline.components.vertex.payload import mapping_at
 from shardline.trainer.base import files
@@ -68,8 +72,13 @@ def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[s
             f"{path} is not a compiled pipeline{kind}: it has no {', '.join(missing)}; "
             "write one with 'shardline compile', or is it cut off?"
         )
-    for wrong in _shape_errors(spec, _SPEC, ""):
-        raise PipelineError(f"{path} is not a compiled pipeline: {wrong}")
+    try:
+        messages = _messages()
+        json_format.ParseDict(spec, messages["PipelineSpec"](), ignore_unknown_fields=True)
+        executors = messages["PipelineDeploymentConfig"]()  # only a Struct in the message above
+        json_format.ParseDict(spec["deploymentSpec"], executors, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise PipelineError(f"{path} is not a compiled pipeline: {str(error).rstrip('.')}") from None
     if (version := spec.get("schemaVersion")) != "2.1.0":
         raise PipelineError(f"{path} has the schemaVersion {version}, not 2.1.0; compile it with KFP 2")
     name = spec["pipelineInfo"].get("name") or ""
@@ -89,6 +98,13 @@ def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[s
             "its settings for another platform"
         )
     return spec, platforms
+
+
+@functools.cache
+def _messages() -> dict[str, Any]:
+    """Returns the classes of KFP's messages; to import them from `kfp`, which loads all of KFP, is slow."""
+    folder = importlib.metadata.distribution("kfp-pipeline-spec")
+    return runpy.run_path(str(folder.locate_file("kfp/pipeline_spec/pipeline_spec_pb2.py")))
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
@@ -144,74 +160,3 @@ def all_tasks(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the tasks of all DAGs of a pipeline, each after its name."""
     for component in (spec["root"], *mapping_at(spec, "components").values()):
         yield from mapping_at(component, "dag", "tasks").items()
-
-
-# The structure of a pipeline spec, as far as rules rely on it; `_EACH` is any key of a mapping.
-_EACH = "*"
-
-_TASK = {
-    "componentRef": {"name": str},
-    "inputs": {"parameters": {_EACH: {}}, "artifacts": {_EACH: {}}},
-    "dependentTasks": [str],
-    "triggerPolicy": {"condition": str, "strategy": str},
-    "retryPolicy": {},
-    "cachingOptions": {"enableCache": bool},
-    "taskInfo": {},
-    "parameterIterator": {"itemInput": str, "items": {}},
-    "artifactIterator": {"itemInput": str, "items": {}},
-}
-_DECLARATIONS: dict[str, Any] = {
-    "parameters": {_EACH: {"parameterType": str, "isOptional": bool, "literals": [object]}},
-    "artifacts": {_EACH: {}},
-}
-_COMPONENT = {
-    "executorLabel": str,
-    "dag": {"tasks": {_EACH: _TASK}, "outputs": {}},
-    "inputDefinitions": _DECLARATIONS,
-    "outputDefinitions": _DECLARATIONS,
-}
-_EXECUTOR = {
-    "container": {
-        "image": str,
-        "command": [str],
-        "args": [str],
-        "env": [{"name": str, "value": str}],
-        "resources": {},
-    },
-    "importer": {},
-}
-_SPEC = {
-    "pipelineInfo": {"name": str},
-    "schemaVersion": str,
-    "root": _COMPONENT,
-    "components": {_EACH: _COMPONENT},
-    "deploymentSpec": {"executors": {_EACH: _EXECUTOR}},
-}
-_NAMES = {
-    dict: "a mapping",
-    list: "a list",
-    str: "a text",
-    bool: "true or false",
-    object: "a value",
-}
-
-
-def _shape_errors(node: Any, shape: Any, path: str) -> Iterator[str]:
-    expected: Any = shape if isinstance(shape, type) else type(shape)
-    # Protobuf reads null as "not set".
-    if node is None:
-        return
-    if not isinstance(node, expected):
-        yield f"{path or 'the pipeline'} must be {_NAMES[expected]}, not {repr(node)[:40]}"
-    elif isinstance(shape, dict):
-        for key, below in node.items():
-            if not isinstance(key, str):
-                yield f"the key {key!r} of {path or 'the pipeline'} must be a text, not {type(key).__name__}"
-            elif key in shape or _EACH in shape:
-                yield from _shape_errors(below, shape.get(key, shape.get(_EACH)), f"{path}.{key}".lstrip("."))
-    elif isinstance(shape, list):
-        for index, below in enumerate(node):
-            if below is None:
-                kind = shape[0] if isinstance(shape[0], type) else dict
-                yield f"{path}[{index}] must be {_NAMES[kind]}, not null"
-            yield from _shape_errors(below, shape[0], f"{path}[{index}]")

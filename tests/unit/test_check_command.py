@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from docs.reference import rules_page
 from shardline.pipelines.check.registry import RULES
 from shardline.pipelines.cli import main as cli
-from tests.helpers.checks import job, pipeline, pool
+from tests.helpers.checks import job, pipeline, pool, task
 
 ROOT = Path(__file__).resolve().parents[2]
 RETRAIN = ROOT / "compiled" / "retrain.yaml"
@@ -96,9 +96,9 @@ def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_same_finding_in_many_places_is_one(tmp_path: Path) -> None:
-    found = run(written(tmp_path / "p.yaml", job(pool(), *4 * [pool(replica_count=1.5)])))
+    found = run(written(tmp_path / "p.yaml", job(pool(), *4 * [pool(disk_spec={"boot_disk_size_gb": 50})])))
 
-    assert found.output.count("SL106") == 1
+    assert found.output.count("SL114") == 1
     assert "and 1 more" in found.output
 
 
@@ -135,10 +135,11 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
         (b"[" * 100_000, "nested 200 times"),
         (RETRAIN.read_bytes()[:20_000].rpartition(b"\n")[0], "is it cut off?"),
         (b" " * 5_000_000, "has more than 4 MiB"),
-        (yaml.safe_dump(pipeline(components=["a"])).encode(), r"components must be a mapping, not \['a'\]"),
-        (yaml.safe_dump(pipeline(components={1: {}})).encode(), "the key 1 of components must be a text"),
-        (yaml.safe_dump(pipeline(parameters={"p": {"literals": [None]}})).encode(), "a value, not null"),
-        (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "schemaVersion must be a text, not 2.1"),
+        (yaml.safe_dump(pipeline(components=["a"])).encode(), r"must be in a dict which is \['a'\]"),
+        (yaml.safe_dump(pipeline(components={1: {}})).encode(), "Failed to parse components field"),
+        (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "Failed to parse schemaVersion field"),
+        (yaml.safe_dump(pipeline(deploymentSpec={"executors": {"a": None}})).encode(), "executors field"),
+        (yaml.safe_dump(pipeline(tasks=task(retryPolicy={"maxRetryCount": "n"}))).encode(), "maxRetryCount"),
         (yaml.safe_dump(pipeline(schemaVersion="2.2.0")).encode(), "has the schemaVersion 2.2.0, not 2.1.0"),
         (b"root: {}\nroot: {}\n", "the key 'root' is there twice, in line 2"),
     ],

@@ -107,7 +107,7 @@ def test_concat_and_if_present_are_written_out() -> None:
         (ANY, set()),
         ([ANY], set()),
         ([{"machine_spec": ANY, "container_spec": {"args": [LATER]}, "replica_count": LATER}], set()),
-        ([{"replica_count": 0.5}, ANY], {"SL106"}),
+        ([{"replica_count": 0.5}, ANY], {"SL301"}),
         ([], {"SL101"}),
     ],
 )

@@ -92,7 +92,11 @@ def test_the_example_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "word"),
-    [("pausd = true", "paused"), ("parameters = { rate = nan }", "parameters.rate must be finite")],
+    [
+        ("pausd = true", "paused"),
+        ("parameters = { rate = nan }", "parameters.rate must be finite"),
+        ("max_run_count = 0", "max_run_count must be 1 or more, got 0"),
+    ],
 )
 def test_a_key_that_is_wrong_is_named(tmp_path: Path, lines: str, word: str) -> None:
     right = {"cron": 'cron = "TZ=UTC 0 6 * * *"', "pipeline": 'pipeline = "a.yaml"'}

@@ -1,4 +1,4 @@
-"""Rules about tasks and their containers: retries, caching, images, variables and secrets."""
+"""Rules about tasks and their containers: caching, placeholders, images, variables and secrets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from shardline.components.code import largest
 from shardline.components.text import truncate
-from shardline.components.vertex.forms import IMAGE, seconds
-from shardline.components.vertex.payload import argv, list_at, literal_string, mapping_at, whole_number
+from shardline.components.vertex.forms import IMAGE
+from shardline.components.vertex.payload import argv, list_at, literal_string, mapping_at
 from shardline.pipelines.check.pipeline import (
     PARAMETER,
     PLACEHOLDER,
@@ -272,11 +272,6 @@ def _decoded(text: str) -> str:
     return content.decode("utf-8", "ignore") if is_text else ""
 
 
-_VALUE = r"inputs\.parameter_values\['([^']+)'\]"
-#: A parameter that is compared with a text other than 'true' and 'false', which work as a bool does.
-_TEXT_COMPARED = re.compile(
-    rf"{_VALUE}\s*[=!]=\s*'(?!(?i:true|false)')|(?<![Tt]rue)(?<![Ff]alse)'\s*[=!]=\s*{_VALUE}"
-)
 #: A location or a query: it stays the same when its data changes.
 _LOCATION = re.compile(
     r"(?:[a-z]+:)?(?:gs|bq|s3|https?|hdfs)://|(?:[a-z]+:)?/gcs/"
@@ -289,35 +284,6 @@ _FINGERPRINT = re.compile(r"(^|[_-])(time|timestamp|date|day|version|fingerprint
 _WRITTEN = re.compile(
     r"(^|_)(out|output|outputs|dest|destination|target|root|staging|tmp|temp|log|logs|export)(_|$)"
 )
-
-
-@rules(Task)
-def policies(task: Task) -> Found:
-    """Retries and conditions of a task.
-
-    A condition on a text with an apostrophe cannot be evaluated; kfp.local then takes it for false, and the
-    run succeeds without the tasks that depend on it.
-
-    SL511 error: A task's retries are constants, and at most 10.
-        Fix: write numbers, at most 10 retries; they are fixed when the pipeline is compiled
-        Source: pipelines/configure-retries.
-    SL512 warning: A condition compares numbers or booleans, not free text.
-        Fix: let the task before it return a bool or a number, and compare that
-        Source: KFP 2.17, local runs: such a condition may count as false.
-    """
-    policy = mapping_at(task.spec, "retryPolicy")
-    count, factor = policy.get("maxRetryCount"), policy.get("backoffFactor")
-    if count is not None and not 0 <= (-1 if (number := whole_number(count)) is None else number) <= 10:
-        yield "SL511", f"the number of retries is {count!r}"
-    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
-        yield "SL511", f"the backoff factor is {factor!r}"
-    for key in ("backoffDuration", "backoffMaxDuration"):
-        found = policy.get(key)
-        if found is not None and seconds(str(found)) is None:
-            yield "SL511", f"{key} is {found!r}"
-    for match in _TEXT_COMPARED.finditer(mapping_at(task.spec, "triggerPolicy").get("condition") or ""):
-        name = (match[1] or match[2]).removeprefix("pipelinechannel--")
-        yield "SL512", f"the condition compares the text {name}"
 
 
 @rules(Task)

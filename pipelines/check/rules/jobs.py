@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 from shardline.components.vertex.forms import other_region, seconds, wrong_label
@@ -21,9 +19,6 @@ from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, T
 from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
-
-#: Arguments and parameters with which trainers take their tf.distribute strategy.
-_STRATEGY_NAMES = ("strategy", "distribution_strategy", "distribute_strategy", "training_strategy")
 
 
 @rules(Job)
@@ -56,20 +51,19 @@ def slots(job: Job) -> Found:
 def counts(pool: Pool) -> Found:
     """Counts of a pool. The launcher drops a count of 0 and keeps the rest of the pool.
 
-    SL106 error: replica_count is a whole number of 1 or more.
+    SL106 error: replica_count is 1 or more.
         Fix: set 1 or more, or leave out the pool
         Source: WorkerPoolSpec; the launcher drops 0.
     SL114 error: A machine has both accelerator type and count or neither, and a boot disk of 100 GB.
         Fix: set accelerator_type and accelerator_count or neither, and boot_disk_size_gb to 100 or more
         Source: MachineSpec; DiskSpec.
     """
-    written = mapping_at(pool.spec).get("replica_count")
-    if written is None:
+    if "replica_count" not in mapping_at(pool.spec):
         kept = [before for before in pool.job.written_pools if before]
         if pool.index < len(kept) and mapping_at(kept[pool.index]).get("replica_count") == 0:
             yield "SL106", "replica_count is 0: the launcher drops the count and keeps the pool"
-    elif "{{$" not in str(written) and (whole_number(written) is None or pool.replicas < 1):
-        yield "SL106", f"replica_count is {written!r}"
+    elif pool.replica_count is not None and pool.replica_count < 1:
+        yield "SL106", f"replica_count is {pool.replica_count}"
     kind, count = (pool.machine.get(f"accelerator_{name}") for name in ("type", "count"))
     if bool(kind) != bool(count):
         yield "SL114", f"accelerator_type is {kind or 'not set'}, and accelerator_count {count or 'is not'}"
@@ -82,8 +76,8 @@ def counts(pool: Pool) -> Found:
 def roles(job: Job) -> Found:
     """Roles of worker pools: parameter servers and Reduction Server.
 
-    SL107 error: Parameter servers, workers and the parameter_server strategy go together.
-        Fix: put parameter servers into worker pool 2 for the parameter_server strategy, and for no other
+    SL107 error: Parameter servers have workers.
+        Fix: put workers into worker pool 1, or leave out the parameter servers
         Source: tf.distribute.ParameterServerStrategy.
     SL109 error: Reduction Server is worker pool 2.
         Fix: put Reduction Server into worker pool 2
@@ -92,11 +86,6 @@ def roles(job: Job) -> Found:
         Fix: give GPUs to chief and workers, at least one, and none to Reduction Server, or leave it out
         Source: training/distributed-training.
     """
-    strategy = _training_strategy(job)
-    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
-        yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
-    if strategy == "parameter_server" and not job.has_parameter_servers:
-        yield "SL107", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
     if job.has_parameter_servers and not job.pool(1):
         yield "SL107", "worker pool 2 holds parameter servers, and there are no workers"
     servers = [pool for pool in job.pools if pool.is_reduction_server]
@@ -114,33 +103,14 @@ def _role(index: int) -> str:
     return ROLES[index] if index < len(ROLES) else "no role"
 
 
-def _training_strategy(job: Job) -> str:
-    """Returns the tf.distribute strategy that the trainer gets; "" when it is not set or not known.
-
-    The job's own parameter `strategy` says how machines are provisioned, not how training is distributed.
-    """
-    for name in _STRATEGY_NAMES[1:]:
-        if name in job.task.declared("parameters"):
-            return literal_string(job.task.value(name))
-    for pool in job.pools[:1]:
-        for argument, following in pairwise([*pool.argv, ""]):
-            option = re.fullmatch(r"--([\w-]+)(?:=(.*))?", argument, re.DOTALL)
-            if option and option[1].replace("-", "_") in _STRATEGY_NAMES:
-                return literal_string(option[2] if option[2] is not None else following)
-    return ""
-
-
-_STRATEGIES = ("STRATEGY_UNSPECIFIED", "ON_DEMAND", "LOW_COST", "STANDARD", "SPOT", "FLEX_START")
-
-
 @rules(Job)
 def scheduling(job: Job) -> Found:
     """Provisioning, timeouts and restarts of a custom job.
 
     All-reduce cannot continue without a peer: a worker that restarts alone finds no other worker.
 
-    SL201 error: A duration is in seconds, as in "60s"; a timeout is not 0s, and FLEX_START's at most 7 days.
-        Fix: write seconds and an s, as in "86400s"; with FLEX_START at most "604800s"
+    SL201 error: A timeout is not 0s, and FLEX_START's at most 7 days.
+        Fix: write "86400s", or with FLEX_START at most "604800s"
         Source: GCPC, CustomTrainingJobOp; training/schedule-jobs-dws.
     SL207 warning: A SPOT job saves checkpoints.
         Fix: set base_output_directory, or pass the trainer a checkpoint directory
@@ -149,13 +119,12 @@ def scheduling(job: Job) -> Found:
         Fix: set restart_job_on_worker_restart without disable_retries, and resume from checkpoints
         Source: Scheduling.
     """
-    for name in ("timeout", "max_wait_duration"):
-        found = literal_string(job.scheduling.get(name))
-        duration = seconds(found)
-        if found and (duration is None or (name == "timeout" and not duration)):
-            yield "SL201", f"{name} is {found!r}"
-        elif name == "timeout" and job.strategy == "FLEX_START" and (duration or 0) > 604_800:
-            yield "SL201", f"the job is FLEX_START, and its timeout is {found}"
+    timeout = literal_string(job.scheduling.get("timeout"))
+    duration = seconds(timeout)
+    if duration == 0:
+        yield "SL201", f"timeout is {timeout!r}"
+    elif job.strategy == "FLEX_START" and (duration or 0) > 604_800:
+        yield "SL201", f"the job is FLEX_START, and its timeout is {timeout}"
     has_place = not is_surely_missing(job.spec, "base_output_directory") or _has_place(job)
     if job.strategy == "SPOT" and not has_place:
         yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
@@ -177,17 +146,15 @@ def _has_place(job: Job) -> bool:
 def connections(job: Job) -> Found:
     """What the API refuses when the training task asks for its job, after the tasks before it.
 
-    SL202 error: A job's strategy, labels and TensorBoard are as the API takes them.
-        Fix: use STANDARD, SPOT or FLEX_START (machines all alike), labels of at most 63 lower-case letters,
-            digits, _ and -, and a service_account with a tensorboard
+    SL202 error: A job's machines, labels and TensorBoard are as the API takes them.
+        Fix: use machines that are all alike with FLEX_START, labels of at most 63 lower-case letters, digits,
+            _ and -, and a service_account with a tensorboard
         Source: Scheduling.Strategy; SDK, CustomJob.run.
     SL214 warning: A job with TensorBoard has a base_output_directory for its logs.
         Fix: set base_output_directory; the trainer writes its logs below it
         Source: CustomJobSpec.
     """
     spec = job.spec
-    if job.strategy and job.strategy not in _STRATEGIES:
-        yield "SL202", f"strategy is {job.strategy!r}"
     kinds = {str(sorted(pool.machine.items())) for pool in job.pools if pool.machine_type}
     if job.strategy == "FLEX_START" and len(kinds) > 1:
         yield "SL202", f"the job is FLEX_START, and its pools have {len(kinds)} kinds of machine"
@@ -245,8 +212,6 @@ _JOB = (
     "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
 )
 JOB_PARAMETERS = frozenset(_JOB.split())
-#: Refused texts of which other rules say more.
-_OWN_RULES = re.compile(r"\.(timeout|max_wait_duration|strategy) .* got '|\.replica_count ")
 _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 
 
@@ -269,13 +234,14 @@ def payload(job: Job) -> Found:
     for why in broken:
         yield "SL301", why
     for why in refusals(job.content):
-        if not _OWN_RULES.search(why):
-            yield "SL301", why
+        yield "SL301", why
     parts = job.pools[0].argv if job.pools else []
     if "--function_to_execute" in parts[:-1]:
         function = parts[parts.index("--function_to_execute") + 1]
-        names = {name for part in parts for name in _parameters(part, function)}
-        if clashes := sorted(names & JOB_PARAMETERS):
+        source = next((part for part in parts if f"def {function}(" in part), "")
+        signature = re.split(r"\)\s*(?:->|:)", source.partition(f"def {function}(")[2])[0]
+        names = re.findall(r"(?m)(?:^|,)\s*(\w+)\s*:", signature)
+        if clashes := sorted({*names} & JOB_PARAMETERS):
             yield "SL305", f"the component's parameter {', '.join(clashes)} overrides the job's own"
 
 
@@ -288,16 +254,3 @@ def _breaking_texts(job: Job) -> Iterator[str]:
         found = [word for character, word in _BREAKING.items() if character in value]
         if found:
             yield f"{name} has {' and '.join(found)}: {value[:60]!r}"
-
-
-def _parameters(source: str, function: str) -> Iterator[str]:
-    """Yields the names of a function's parameters, if the text is Python source that defines the function."""
-    if f"def {function}(" not in source:
-        return
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            yield from (argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])
