@@ -295,13 +295,12 @@ def upload(
     refuse_errors(check(Pipeline(spec, aim=Aim.SENT)))
     proof = prove(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
-    done = registry.upload(address, name, pipeline, tags)
-    lines = [f"{'uploaded' if done.is_new else 'already in the registry:'} {done.url}"]
-    for tag in dict.fromkeys(tags):
-        before = done.moved.get(tag)
-        moved = "already" if before is None else "now"
-        lines.append(f"tag {tag} {moved} points to it{f', no longer to {before}' if before else ''}")
-    show(as_json, {**dataclasses.asdict(done), "url": done.url, "proof": proof}, *lines, f"proof: {proof}")
+    version, is_new = registry.upload(address, name, pipeline, tags)
+    url = f"{address}/{name}/{version}"
+    about = {"registry": address, "package": name, "version": version, "is_new": is_new, "url": url}
+    lines = [f"{'uploaded' if is_new else 'already in the registry:'} {url}"]
+    lines += [f"tag {tag} points to it" for tag in dict.fromkeys(tags)]
+    show(as_json, {**about, "proof": proof}, *lines, f"proof: {proof}")
 
 
 def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
 from shardline.components.vertex.payload import mapping_at
@@ -37,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("name", choices=tuple(_STUBS))
     parser.add_argument("--executor_input", required=True)
-    for option in ("--payload", "--gcp_resources", "--parent_model_name"):
+    for option in ("--payload", "--gcp_resources"):
         parser.add_argument(option, default="")
-    for ignored in ("--marker", "--type", "--project", "--location"):
+    for ignored in ("--marker", "--type", "--project", "--location", "--parent_model_name"):
         parser.add_argument(ignored)
     parser.add_argument("--network", default=CHOICES[0])
     parser.add_argument("--inject", type=parse_injection, action="append", default=[])
@@ -64,9 +62,11 @@ def _custom_job(options: argparse.Namespace) -> None:
 def _tuning_job(options: argparse.Namespace) -> Resources:
     from shardline.pipelines.local.job import tuning
 
-    payload, logs, given = _request(options), _logs(options), options.executor_input
+    payload, logs = read_request(options.payload, options.name), _logs(options)
     with processes.stop_on_signals():
-        trials = tuning.run_trials(payload, given, logs, show_line=_print_line, network=options.network)
+        trials = tuning.run_trials(
+            payload, options.executor_input, logs, show_line=_print_line, network=options.network
+        )
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(job, tuning.tuning_job_json(payload, trials))
@@ -85,69 +85,27 @@ def _print_line(name: str, line: str) -> None:
     print(f"{name} | {line}", flush=True)
 
 
-def _request(options: argparse.Namespace) -> dict[str, Any]:
-    return read_request(options.payload, options.name)
+def _leave_out(options: argparse.Namespace) -> None:
+    request = read_request(options.payload or "{}", options.name)
+    name = str(request.get("display_name") or mapping_at(request, "deployed_model").get("display_name") or "")
+    of = f" of {name!r}" if name else ""
+    report(_STUBS[options.name][0], f"a local run leaves out {options.name}{of}; on Vertex AI it would run")
+    if artifact := _ARTIFACTS.get(options.name):
+        from google_cloud_pipeline_components.container.utils import artifact_utils
+
+        # Without a resourceName: later tasks see that there is no such resource.
+        artifact_utils.update_output_artifact(options.executor_input, artifact, f"local:no-{artifact}", {})
 
 
-def _upload(options: argparse.Namespace) -> None:
-    request, parent = _request(options), options.parent_model_name
-    what = f"as a new version of {parent}" if parent else "as a new model"
-    _report_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
-    # Without a resourceName: later tasks see that there is no such model.
-    _write_artifact(options, "model", "local:not-uploaded")
-
-
-def _endpoint(options: argparse.Namespace) -> None:
-    name = _request(options)["display_name"]
-    _report_only("deploy", f"no endpoint {name!r} is created; on Vertex AI it would be")
-    _write_artifact(options, "endpoint", "local:not-created", {"resourceName": f"a new endpoint {name!r}"})
-
-
-def _deployment(options: argparse.Namespace) -> None:
-    request = _request(options)
-    deployed = mapping_at(request, "deployed_model")
-    machines = mapping_at(deployed, "dedicated_resources") or mapping_at(deployed, "automatic_resources")
-    low = machines.get("min_replica_count", 1)
-    kind = mapping_at(machines, "machine_spec").get("machine_type", "machines of its choice")
-    where = f"to {request['endpoint']}, on {low} to {machines.get('max_replica_count', low)} {kind}"
-    _report_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
-
-
-def _prediction(options: argparse.Namespace) -> None:
-    request = _request(options)
-    source, target = (
-        ", ".join(re.findall(r'"((?:bq|gs)://[^"]+)"', json.dumps(request.get(f"{name}_config"))))
-        for name in ("input", "output")
-    )
-    _report_only("deploy", f"nothing is predicted; on Vertex AI {source} would be, into {target}")
-
-
-def _email(options: argparse.Namespace) -> None:
-    recipients = ", ".join(json.loads(options.executor_input)["inputs"]["parameterValues"]["recipients"])
-    _report_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
-
-
-def _report_only(topic: str, message: str) -> None:
-    report(topic, f"a local run: {message}")
-
-
-def _write_artifact(
-    options: argparse.Namespace, name: str, uri: str, metadata: Mapping[str, str] | None = None
-) -> None:
-    from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
-
-    update_output_artifact(options.executor_input, name, uri, metadata or {})
-
-
+#: Output artifacts of launchers that create a resource.
+_ARTIFACTS = {"UploadModel": "model", "CreateEndpoint": "endpoint"}
 #: Topic and function of each stub, by the launcher's --type.
 _STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] = {
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
-    "UploadModel": ("register", _upload),
-    "CreateEndpoint": ("deploy", _endpoint),
-    "DeployModel": ("deploy", _deployment),
-    "BatchPredictionJob": ("deploy", _prediction),
-    "VertexNotificationEmail": ("conclude", _email),
+    "UploadModel": ("register", _leave_out),
+    "VertexNotificationEmail": ("conclude", _leave_out),
+    **dict.fromkeys(("CreateEndpoint", "DeployModel", "BatchPredictionJob"), ("deploy", _leave_out)),
 }
 
 

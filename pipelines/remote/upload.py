@@ -6,7 +6,6 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,14 @@ _URL = re.compile(
 _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
-@dataclass(frozen=True)
-class Uploaded:
-    """A version, sha256:..., of a pipeline in the registry.
-
-    Attributes:
-        is_new: Whether the version was not there before.
-        moved: Previous version of each tag that was moved; "" for a new tag.
-    """
-
-    registry: str
-    package: str
-    version: str
-    is_new: bool
-    moved: dict[str, str]
-
-    @property
-    def url(self) -> str:
-        """URL of exactly this version, for `submit` and schedules."""
-        return f"{self.registry}/{self.package}/{self.version}"
-
-
-def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uploaded:
+def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> tuple[str, bool]:
     """Uploads a compiled pipeline, unless the registry has it already, and moves the tags to it.
 
     A tag is moved atomically, after the upload of the new version: readers get the old version or the new
     one. Repeated, it does what is left. `registry` is https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY,
-    `package` the pipeline's name there. Raises SettingsError for a malformed tag, before any call, and
-    PlatformError when the registry refuses or is not reached.
+    `package` the pipeline's name there. Returns the version, sha256:..., and whether it is new. Raises
+    SettingsError for a malformed tag, before any call, and PlatformError when the registry refuses or is not
+    reached.
     """
     for tag in tags:
         if not _TAG.fullmatch(tag):
@@ -57,17 +36,16 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
                 "a tag must have lower-case letters, digits, ., _ and -, and begin with a letter or digit, "
                 f"got {tag!r}"
             )
-    client, version = _client(registry), _digest(file.read_bytes())
-    is_new = not _find(client, f"look for {package}", client.get_version, package, version)
+    client, version, missing = _client(registry), _digest(file.read_bytes()), RefusalKind.MISSING
+    is_new = not _call(client, f"look for {package}", client.get_version, package, version, unless=missing)
     if is_new:
         package, version = _call(client, f"upload {package}", client.upload_pipeline, str(file))
-    moved = {}
     for tag in dict.fromkeys(tags):
-        before = _tagged(client, package, tag)
-        if before != version:
-            _set_tag(client, package, version, tag, is_there=bool(before))
-            moved[tag] = before
-    return Uploaded(registry, package, version, is_new, moved)
+        action, reference = f"set the tag {tag}", (package, version, tag)
+        if not _call(client, action, client.update_tag, *reference, unless=missing):
+            # After an attempt whose response was lost, the next one finds the tag.
+            _call(client, action, client.create_tag, *reference, unless=RefusalKind.CONFLICT)
+    return version, is_new
 
 
 def download(url: str) -> tuple[bytes, str]:
@@ -83,9 +61,11 @@ def download(url: str) -> tuple[bytes, str]:
         )
     client, package, version = _client(match["host"]), match["package"], match["version"]
     if not version.startswith("sha256:"):
-        tag, version = version, _tagged(client, package, version)
-        if not version:
+        tag, call = version, client.get_tag
+        found = _call(client, f"read the tag {tag}", call, package, tag, unless=RefusalKind.MISSING)
+        if not found:
             raise PipelineError(f"{match['host']} has no {package} with the tag {tag!r}")
+        version = str(found["version"]).rpartition("/")[2]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "pipeline.yaml"
         call = client.download_pipeline
@@ -107,34 +87,20 @@ def _client(host: str) -> Any:
         return RegistryClient(host)
 
 
-def _tagged(client: Any, package: str, tag: str) -> str:
-    """Returns the version that a tag points at; "" where there is no such tag."""
-    reference = _find(client, f"read the tag {tag}", client.get_tag, package, tag)
-    return str(reference["version"]).rpartition("/")[2] if reference else ""
-
-
-def _set_tag(client: Any, package: str, version: str, tag: str, *, is_there: bool) -> None:
-    change = client.update_tag if is_there else client.create_tag
+def _call(
+    client: Any,
+    action: str,
+    call: Callable[..., Any],
+    *args: str,
+    unless: RefusalKind | None = None,
+    **options: str,
+) -> Any:
+    """Returns the result of a call; None where it is refused as `unless` says."""
     try:
-        _call(client, f"set the tag {tag}", change, package, version, tag)
+        # Versions are digests of the content: an upload can be repeated.
+        with platform_errors(action):
+            return retry_policy(action, client._auth)(call)(*args, **options)
     except PlatformError as error:
-        # After an attempt whose response was lost, the next one finds the tag.
-        is_conflict = refusal_kind(error.__cause__) is RefusalKind.CONFLICT
-        if not is_conflict or _tagged(client, package, tag) != version:
-            raise
-
-
-def _find(client: Any, action: str, call: Callable[..., Any], *args: str) -> Any:
-    """Returns the result of a call; None for status 404."""
-    try:
-        return _call(client, action, call, *args)
-    except PlatformError as error:
-        if refusal_kind(error.__cause__) is RefusalKind.MISSING:
+        if unless and refusal_kind(error.__cause__) is unless:
             return None
         raise
-
-
-def _call(client: Any, action: str, call: Callable[..., Any], *args: str, **options: str) -> Any:
-    # Versions are digests of the content: an upload can be repeated.
-    with platform_errors(action):
-        return retry_policy(action, client._auth)(call)(*args, **options)

@@ -159,7 +159,7 @@ def test_an_importer_finds_what_a_job_has_written_and_a_task_is_tried_again(
     log = (result.directory / "run.log").read_text()
     assert "read: trained" in log
     assert log.count("Executing task 'look'") == 2
-    assert "'model' is not uploaded" in stream.getvalue()
+    assert "leaves out UploadModel of 'model'" in stream.getvalue()
 
 
 @pytest.mark.usefixtures("by_themselves")
