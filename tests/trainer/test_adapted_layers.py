@@ -114,13 +114,13 @@ def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, 
 def test_a_column_that_has_got_too_many_values_for_a_vocabulary_does_not_begin_with_one(table, tmp_path):
     """The weights have the same shapes, and would be those of other values."""
     info = describe(table)
-    build("mlp", info, {"buckets": 4}).save(tmp_path / "model.keras")
+    build("mlp", info, {"buckets": 4, "embedding": 2}).save(tmp_path / "model.keras")
     many = dataclasses.replace(
         info,
         reader=lambda names, limit: {**info.reader(names, limit), "city": np.array([b"a", b"b", b"c", b"d"])},
     )
     with pytest.raises(ModelError, match="has 1 vocabularies and the model 0: a column has too many"):
-        warm_start(build("mlp", many, {"buckets": 4}), str(tmp_path))
+        warm_start(build("mlp", many, {"buckets": 4, "embedding": 2}), str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,19 @@ def test_few_texts_are_looked_up_and_many_are_hashed(missing):
     assert len({tuple(row) for row in np.asarray(few(rows)).tolist()}) == 3
 
 
+def test_rare_texts_share_the_embedding_of_unknown_ones():
+    shops = [b"east"] * 300 + [b"west"] * 300 + [b"%d" % i for i in range(100)]
+    columns = {"shop": np.array(shops, object), "name": np.array([b"n%d" % i for i in range(700)], object)}
+    model = build("mlp", described(**columns), {})
+
+    rows = {"shop": np.array(["east", "west", "7", "8", "new"], object), "name": np.array(["n1"] * 5, object)}
+    found = np.asarray(features_of(model)(rows))
+    assert len({tuple(row) for row in found.tolist()}) == 3
+    tables = [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
+    # As wide as three values need; and a column in which nothing repeats has few buckets.
+    assert {(table.input_dim, table.output_dim) for table in tables} == {(1024, 3), (16, 8)}
+
+
 @pytest.mark.parametrize(
     ("name", "model"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from shardline.trainer.models.zoo import add_outputs
 _LARGEST = 10.0
 
 _UNKNOWN = "[UNK]"
+
+# Rows of a text value that has an embedding of its own, and buckets where no value has so many.
+_RARE, _FEW = 5, 16
 
 # Names that Keras gives to layers of built-in models, besides those of its operations.
 _LAYERS = {
@@ -96,7 +100,8 @@ def encode_columns(
 ) -> tuple[dict[str, keras.KerasTensor], list[keras.KerasTensor]]:
     """Returns the inputs of a model of a table by name, and an encoding of all but some, (batch, units) each.
 
-    Numbers are normalized, with indicators of missing ones; texts are looked up or hashed, and embedded.
+    Numbers are normalized, with indicators of missing ones; texts are looked up or hashed, and embedded, rare
+    ones as one.
     """
     inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
     names = [name for name in inputs if name not in skipped]
@@ -109,18 +114,24 @@ def encode_columns(
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:
-    """Embeds a text column, (batch, embedding), or a vector of n texts, (batch, n * embedding)."""
-    # One bucket is for values that the training split does not have, and for Keras' own name of those.
-    values = sorted(set(examples.ravel().tolist()) - {_UNKNOWN.encode()})
+    """Embeds a text column, (batch, embedding), or a vector of n texts, (batch, n * embedding).
+
+    Rare values share one embedding, with those that the training split does not have: one of its own would
+    learn the few rows by heart.
+    """
+    counts = Counter(examples.ravel().tolist())
+    least = min(_RARE, 1 + counts.total() // 100)
+    values = sorted(value for value in counts if counts[value] >= least and value != _UNKNOWN.encode())
     try:
         names = [value.decode() for value in values]
     except UnicodeDecodeError:  # stored by another program
         names = []
-    lookup = (
-        keras.layers.StringLookup(vocabulary=names, oov_token=_UNKNOWN)
-        if 0 < len(names) < buckets
-        else keras.layers.Hashing(buckets)
-    )
+    if 0 < len(names) < buckets:
+        lookup: Any = keras.layers.StringLookup(vocabulary=names, oov_token=_UNKNOWN)
+        embedding = min(embedding, len(names) + 1)
+    else:
+        lookup = keras.layers.Hashing(buckets if values else _FEW)
+        buckets = lookup.num_bins
     embedded = keras.layers.Embedding(buckets, embedding)(lookup(column))
     return keras.layers.Flatten()(embedded) if len(column.shape) > 1 else embedded
 
