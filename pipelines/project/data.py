@@ -23,11 +23,16 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.time_split import parse_time
 from shardline.components.text import enumerate_names
+from shardline.components.validate.gate.gate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
+from shardline.trainer.base.settings import BALANCED
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSION
 
 # Fewest examples; up to so many, a fifth are for the test; a class with fewer is in every split.
 _LEAST, _SMALL, _RARE = 10, 2_000, 100
+
+# So many different words are learned in any table, in a larger one a tenth of its rows.
+_MOST_WORDS = 20
 
 # Rows and images that are looked at, and rows and pixels on which a laptop trains in a minute or two.
 _ROWS, _SAMPLE, _ROWS_TRAINED, _PIXELS_TRAINED = 200_000, 300, 300_000, 250_000_000
@@ -154,15 +159,23 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     is_drawn = label_kind == CLASS and not roles.keys() & {"group", "time"}
     classes = counts[target.columns[0]] if is_drawn else {}
     parameters |= _training(rows - unlabelled, _ROWS_TRAINED, classes)
+    if weighed := label_kind == CLASS and _has_rare(counts[target.columns[0]]):
+        parameters |= {"class_weights": BALANCED}
     found = {"rows": f"{rows:,}", "label": shown}
     found |= {role: _listed(names) + _USES[role] for role, names in roles.items()}
     found["left out"] = "; ".join(f"{name}: {why}" for name, why in left_out.items())
     found["as text"] = _listed(mixed) + ": numbers, but for some values" if mixed else ""
+    found["rare"] = "one class is, and counts as much as the other: class_weights" if weighed else ""
     found["missing"] = _listed(Counter({name: missing[name] for name in used if missing[name]}))
     found["no label"] = f"in {unlabelled:,} rows, which are left out" if unlabelled else ""
     chosen = "images" if "image" in roles else "text" if "text" in roles else "table"
     parameters |= {"image_size": 96} if chosen == "images" else {}
     return Data(path, chosen, parameters, roles.get("text", ()), _lines(found))
+
+
+def _has_rare(counts: Counter[Any]) -> bool:
+    """Whether the rarer of two classes is rare: a model might never answer it, and the gate blocks that."""
+    return len(counts) == 2 and min(counts.values()) < RARE / 2 * counts.total()
 
 
 def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSetting:
@@ -221,7 +234,10 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
             return "counts the rows"
     if _GROUP.fullmatch(name) and _FEWEST_GROUPS <= different < known and not missing and kind != "float32":
         return "group"
-    return "numbers" if not is_text else "text" if 2 * different > known and not are_codes else "words"
+    if not is_text or (2 * different > known and not are_codes):
+        return "text" if is_text else "numbers"
+    few = different <= max(_MOST_WORDS, known / 10)
+    return "words" if few else f"has {different:,} words in {known:,} rows, too many to learn them"
 
 
 def _is_mixed(counts: Counter[str]) -> bool:
