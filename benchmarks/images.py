@@ -70,7 +70,7 @@ def shardline() -> Method:
         encoding: Codec(image_size=SIDE, resize_mode="crop", encoding=encoding, max_pixels=10**9)
         for encoding in ("jpeg", "png")
     }
-    return lambda data, encoding: codecs[encoding].store(data, "").data
+    return lambda data, encoding: codecs[encoding].store(data, b"")[0]
 
 
 def tensorflow(*, antialias: bool, graph: bool = True) -> Method:

@@ -16,8 +16,9 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain, compress, count, islice, repeat, tee
+from itertools import accumulate, chain, compress, count, islice, pairwise, repeat, tee
 from pathlib import Path
+from struct import iter_unpack
 from typing import Any
 
 import google_crc32c
@@ -40,7 +41,7 @@ from shardline.components.preprocess.plan.survey import Rejected
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE, changed_error
-from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
+from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask, masks
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import remote_files
 from shardline.trainer.base import deserialize, files
@@ -112,37 +113,46 @@ class ShardWriter:
 
     def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind]) -> Iterator[bytes]:
         """Writes records, counts kinds of images, and yields the hashes of the contents, batch by batch."""
-        keys, extras = block.keys(), block.features()
-        labels = (
-            [self._labels[label] for label in block.heads["label"].tolist()]
-            if self._labels
-            else [b""] * block.count
-        )
-        heads = map(head, repeat("key"), map(len, keys))
-        tails = list(map(b"".join, zip(heads, keys, labels, extras, strict=True)))
-        have_image = (block.heads["location"] != NO_LOCATION).tolist()
-        end = 0
-        for contents in self._images.read_batches(block, _BLOCK):
-            start, end = end, end + len(contents)
-            have = have_image[start:end]
-            hashed = contents = self._stored(contents, keys[start:end], have, kinds)
-            sizes = list(map(len, contents))
-            if not all(have):
-                sizes = [size if has else NO_IMAGE for size, has in zip(sizes, have, strict=True)]
-                others = map(operator.add, labels[start:end], extras[start:end])
-                hashed = [a if has else b for a, b, has in zip(contents, others, have, strict=True)]
-            yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(hashed)).tobytes()
-            self._report(len(contents), output.add(contents, sizes, tails[start:end]))
+        for part in _parts(block):
+            keys, extras = part.keys(), part.features()
+            labels: list[bytes] = [b""] * part.count
+            if self._labels:
+                labels = list(map(self._labels.__getitem__, part.heads["label"].tolist()))
+            heads = map(head, repeat("key"), map(len, keys))
+            tails = list(map(b"".join, zip(heads, keys, labels, extras, strict=True)))
+            have_image = (part.heads["location"] != NO_LOCATION).tolist()
+            end = 0
+            for contents in self._images.read_batches(part, _BLOCK):
+                start, end = end, end + len(contents)
+                have = have_image[start:end]
+                sizes = self._store(contents, keys[start:end], have, kinds)
+                hashed: Iterable[bytes] = contents
+                if not all(have):
+                    others = map(operator.add, labels[start:end], extras[start:end])
+                    hashed = [a if has else b for a, b, has in zip(contents, others, have, strict=True)]
+                yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(contents)).tobytes()
+                self._report(len(contents), output.add(contents, sizes, tails[start:end]))
 
-    def _stored(
+    def _store(
         self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind]
-    ) -> list[bytes]:
-        """Returns images as stored, and counts their kinds; `have` says which examples have one."""
+    ) -> list[int]:
+        """Replaces images by those that are stored, counts their kinds, and returns their sizes."""
+        store, found = self._codec.store, list[Kind]()
         for number in compress(count(), have):
-            image = self._codec.store(contents[number], records.key_text(keys[number]))
-            contents[number] = image.data
-            kinds[image[1:]] += 1
-        return contents
+            contents[number], kind = store(contents[number], keys[number])
+            found.append(kind)
+        kinds.update(found)
+        if len(found) == len(contents):
+            return list(map(len, contents))
+        return [len(data) if has else NO_IMAGE for data, has in zip(contents, have, strict=True)]
+
+
+def _parts(block: Records) -> Iterator[Records]:
+    """Yields records in parts, so that the bytes of their texts are about those of a block."""
+    ends = np.cumsum([len(text) for text in block.texts]) // _BLOCK
+    bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), block.count]
+    for start, end in pairwise(bounds):
+        yield Records(block.heads[start:end], block.texts[start:end])
 
 
 def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
                     try:
                         if record.location != NO_LOCATION:
                             data = images.read(record)
-                            codec.store(data, records.key_text(record.key))
+                            codec.store(data, record.key)
                         good.append(number)
                     except BadRecordError as error:
                         bad.append((int(block.heads["code"][number]), error.name, error.reason))
@@ -227,7 +237,8 @@ class ShardFile(contextlib.AbstractContextManager["ShardFile"]):
         size: int = sum(in_all)
         if size <= _SMALL * len(contents) or len(contents) > _PIECES:
             records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
-            checksums = map(mask, map(google_crc32c.value, records))
+            crcs = np.fromiter(map(google_crc32c.value, records), np.uint32, len(records))
+            checksums = (masked for (masked,) in iter_unpack("4s", masks(crcs)))
             self._write([b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True)))])
             return size
         pieces, value, extend = list[bytes](), google_crc32c.value, google_crc32c.extend

@@ -175,10 +175,12 @@ def _read_records(path: Path) -> Any:
 
 
 def _store_image(encoded: bytes) -> Any:
-    stored = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**6).store(encoded, "x")
-    with Image.open(io.BytesIO(stored.data)) as image:
+    stored, kind = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**6).store(
+        encoded, b"x"
+    )
+    with Image.open(io.BytesIO(stored)) as image:
         image.load()
-    return stored
+    return kind
 
 
 def _given() -> st.SearchStrategy[dict[str, Any]]:

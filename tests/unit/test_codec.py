@@ -54,16 +54,16 @@ COUNTED = {"cmyk": "cmyk", "alpha": "alpha", "transp": "alpha", "16-bit": "16 bi
 @pytest.mark.parametrize("name", PASSING)
 def test_images_stored_unchanged_are_the_same_to_tensorflow_and_to_us(name: str) -> None:
     data = PASSING[name]
-    stored = codec().store(data, "x")
-    assert stored.data is data
+    stored, kind = codec().store(data, b"x")
+    assert stored is data
     grey = name.startswith(("grey", "black", "16"))
     lossless = "png" in name
-    counted = tuple(kind for word, kind in COUNTED.items() if word in name)
-    assert stored[1:] == (40, 60, 1 if grey else 3, "png" if lossless else "jpeg", counted)
-    ours = codec(encoding="raw").store(data, "x")
+    counted = tuple(each for word, each in COUNTED.items() if word in name)
+    assert kind == (40, 60, 1 if grey else 3, "png" if lossless else "jpeg", counted)
+    ours, _ = codec(encoding="raw").store(data, b"x")
     served = tf.io.decode_image(data, channels=3, expand_animations=False).numpy()
     # The two JPEG decoders round and interpolate differently; PNG has no such freedom.
-    difference = np.abs(np.frombuffer(ours.data, np.uint8).reshape(served.shape).astype(int) - served)
+    difference = np.abs(np.frombuffer(ours, np.uint8).reshape(served.shape).astype(int) - served)
     assert difference.mean() <= (0 if lossless else 2)
 
 
@@ -71,14 +71,14 @@ def test_images_stored_unchanged_are_the_same_to_tensorflow_and_to_us(name: str)
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("size", [0, 32])
 def test_the_exif_orientation_is_applied(form: str, orientation: int, size: int) -> None:
-    stored = codec(size).store(turned(orientation, form), "x")
+    stored, kind = codec(size).store(turned(orientation, form), b"x")
     upright = ImageOps.exif_transpose(opened(turned(orientation, form)))
-    expected = codec(size, "png").store(encoded(upright, "PNG"), "x")
-    assert stored[1:4] == expected[1:4]
-    assert psnr(opened(stored.data), opened(expected.data)) > 30
-    assert ("exif orientation" in stored.converted) == (orientation > 1)
-    assert opened(stored.data).getexif().get(0x0112, 1) == 1
-    assert stored.encoding == ("jpeg" if form == "JPEG" else "png")
+    expected, expected_kind = codec(size, "png").store(encoded(upright, "PNG"), b"x")
+    assert kind[:3] == expected_kind[:3]
+    assert psnr(opened(stored), opened(expected)) > 30
+    assert ("exif orientation" in kind.converted) == (orientation > 1)
+    assert opened(stored).getexif().get(0x0112, 1) == 1
+    assert kind.encoding == ("jpeg" if form == "JPEG" else "png")
 
 
 @pytest.mark.parametrize("encoding", ["jpeg", "png", "raw"])
@@ -86,25 +86,25 @@ def test_the_exif_orientation_is_applied(form: str, orientation: int, size: int)
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF"])
 def test_every_image_is_stored_in_the_chosen_encoding(form: str, size: int, encoding: str) -> None:
     data = encoded(scene(), form)
-    stored = codec(size, encoding).store(data, "x")
+    stored, kind = codec(size, encoding).store(data, b"x")
     shape = (size, size, 3) if size else (40, 60, 3)
-    assert stored[1:5] == (*shape, encoding)
+    assert kind[:4] == (*shape, encoding)
     feature = Feature("image", "uint8", shape, encoding)
-    assert decode_batch(tf.constant([stored.data]), feature).shape == (1, *shape)
-    assert (stored.data is data) == (form.lower() == encoding and not size)
+    assert decode_batch(tf.constant([stored]), feature).shape == (1, *shape)
+    assert (stored is data) == (form.lower() == encoding and not size)
 
 
 @pytest.mark.parametrize("mode", ["crop", "pad", "stretch"])
 def test_an_image_of_the_wanted_size_and_encoding_is_not_encoded_again(mode: str) -> None:
     data = encoded(scene(32, 32), "JPEG")
-    assert codec(32, mode=mode).store(data, "x").data is data
+    assert codec(32, mode=mode).store(data, b"x")[0] is data
 
 
 def test_grey_images_stay_grey_but_for_raw() -> None:
     grey = encoded(scene().convert("L"), "PNG")
-    assert codec(32).store(grey, "x").channels == 1
-    raw = codec(32, "raw").store(grey, "x")
-    assert (raw.channels, len(raw.data), raw.converted) == (3, 32 * 32 * 3, ("grey",))
+    assert codec(32).store(grey, b"x")[1].channels == 1
+    raw, kind = codec(32, "raw").store(grey, b"x")
+    assert (kind.channels, len(raw), kind.converted) == (3, 32 * 32 * 3, ("grey",))
 
 
 def test_arrays_become_png_without_loss() -> None:
@@ -153,7 +153,7 @@ JPEG, PNG = PASSING["jpeg"], PASSING["png"]
 )
 def test_what_cannot_be_used_is_named_in_fixed_words(data: bytes, reason: str, image_size: int) -> None:
     with pytest.raises(BadRecordError) as caught:
-        codec(image_size).store(data, "a/b.jpg")
+        codec(image_size).store(data, b"a/b.jpg")
     assert caught.value.name == "a/b.jpg"
     assert caught.value.reason.startswith(reason)
 
@@ -161,19 +161,19 @@ def test_what_cannot_be_used_is_named_in_fixed_words(data: bytes, reason: str, i
 @pytest.mark.parametrize("form", ["BMP", "GIF", "WEBP"])
 def test_other_formats_are_stored_as_png_and_not_served(form: str) -> None:
     data = encoded(scene(), form)
-    stored = codec().store(data, "x")
-    assert (stored.encoding, stored.converted) == ("png", (form.lower(),))
-    assert psnr(opened(stored.data), opened(data).convert("RGB")) > 60
+    stored, kind = codec().store(data, b"x")
+    assert (kind.encoding, kind.converted) == ("png", (form.lower(),))
+    assert psnr(opened(stored), opened(data).convert("RGB")) > 60
     with pytest.raises(tf.errors.InvalidArgumentError, match="send a JPEG or PNG"):
         decode_image(data, Feature("image", "uint8", (40, 60, 3), "png", "crop"))
 
 
 @pytest.mark.parametrize("name", PASSING)
 def test_a_resized_picture_is_the_same_in_training_and_in_serving(name: str) -> None:
-    stored = codec(32).store(PASSING[name], "x")
-    feature = Feature("image", "uint8", (32, 32, stored.channels), "png", "crop")
+    stored, kind = codec(32).store(PASSING[name], b"x")
+    feature = Feature("image", "uint8", (32, 32, kind.channels), "png", "crop")
     trained, served = (
-        decode_batch(tf.constant([stored.data]), feature)[0],
+        decode_batch(tf.constant([stored]), feature)[0],
         decode_image(PASSING[name], feature),
     )
     # The two filters differ most in noise.
@@ -184,7 +184,7 @@ def test_a_resized_picture_is_the_same_in_training_and_in_serving(name: str) -> 
 def test_a_jpeg_with_bytes_between_its_segments_is_decoded_as_every_decoder_does() -> None:
     # The marker of the end is found after bytes that belong to nothing.
     untidy = JPEG[:-2] + b"\x12\x34" + JPEG[-2:]
-    assert codec(32).store(untidy, "x").height == 32
+    assert codec(32).store(untidy, b"x")[1].height == 32
     assert decode_image(untidy, Feature("image", "uint8", (32, 32, 3), "jpeg", "crop")).shape == (32, 32, 3)
 
 
@@ -200,7 +200,7 @@ def test_an_image_that_its_encoding_cannot_hold_is_named(
     form: str, size: tuple[int, int], encoding: str, reason: str
 ) -> None:
     with pytest.raises(BadRecordError, match=f"'x': {reason}"):
-        codec(encoding=encoding, max_pixels=10**8).store(encoded(Image.new("L", size), form), "x")
+        codec(encoding=encoding, max_pixels=10**8).store(encoded(Image.new("L", size), form), b"x")
 
 
 LEAN = """
@@ -208,7 +208,7 @@ import sys
 from shardline.components.preprocess.images.codec import Codec
 codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=1_000_000)
 data = sys.stdin.buffer.read()
-assert codec.store(data, "x").data is data
+assert codec.store(data, b"x")[0] is data
 print(sorted({"PIL", "cv2", "tensorflow"} & set(sys.modules)))
 """
 

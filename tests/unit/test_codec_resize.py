@@ -54,7 +54,7 @@ def test_numbers_and_tensors_are_placed_alike(mode: str) -> None:
 
 def stored(data: bytes, size: int, mode: str, encoding: str = "png") -> np.ndarray:
     codec = Codec(image_size=size, resize_mode=mode, encoding=encoding, max_pixels=10**8)
-    return np.asarray(opened(codec.store(data, "x").data)).astype(int)
+    return np.asarray(opened(codec.store(data, b"x")[0])).astype(int)
 
 
 def served(data: bytes, size: int, mode: str) -> np.ndarray:

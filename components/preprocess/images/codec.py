@@ -9,6 +9,7 @@ coded JPEG, and images with an EXIF orientation.
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardline.components.preprocess.images.structure import (
@@ -32,15 +33,14 @@ SMALLEST = 4
 # structure would find nothing more.
 _SAMPLED = 64
 
-#: Height, width, channels, encoding and conversions of a stored image: all but the data.
-Kind = tuple[int, int, int, str, tuple[str, ...]]
+# Headers whose outcome is kept: many images have the same.
+_KNOWN_HEADERS = 1024
 
 
-class StoredImage(NamedTuple):
-    """An image as the dataset holds it.
+class Kind(NamedTuple):
+    """Properties of an image as the dataset holds it: all but its bytes.
 
     Attributes:
-        data: The bytes; the very object that was passed if nothing had to be done.
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
         converted: Properties that are lost or converted, other than by resizing and encoding, here or when a
@@ -48,7 +48,6 @@ class StoredImage(NamedTuple):
             "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
     """
 
-    data: bytes
     height: int
     width: int
     channels: int
@@ -67,25 +66,31 @@ class Codec:
     ) -> None:
         self._size, self._mode, self._encoding = image_size, resize_mode, encoding
         self._max_pixels, self._check = max_pixels, check
+        self._kind_of = lru_cache(_KNOWN_HEADERS)(self._kept_kind)
 
-    def store(self, encoded: bytes, name: str) -> StoredImage:
-        """Returns an image file as stored; BadRecordError with `name` if it cannot be used."""
+    def store(self, encoded: bytes, key: bytes) -> tuple[bytes, Kind]:
+        """Returns an image file as stored, the very object if nothing had to be done.
+
+        Raises BadRecordError with the name `key` if it cannot be used.
+        """
         try:
+            header = read_header(encoded)
+            if header and (kind := self._kind_of(header)):
+                if self._check != "header":
+                    is_sampled = kind.encoding == "jpeg" and not zlib.crc32(key) % _SAMPLED
+                    check_file(encoded, header, deep=is_sampled or self._check == "decode")
+                return encoded, kind
             if not encoded:
                 raise UnreadableError("empty file")
-            header = read_header(encoded)
-            if header and self._is_kept(encoded, header, name):
-                encoding, height, width, channels, *_, kinds = header
-                return StoredImage(encoded, height, width, channels, encoding, kinds)
             from shardline.components.preprocess.images.pixels import convert
 
             found = convert(encoded, header, self._size, self._mode, self._encoding, self._check_size)
-            return StoredImage(*found)
+            return found[0], Kind(*found[1:])
         except UnreadableError as failure:
-            raise BadRecordError(name, str(failure)) from failure
+            raise BadRecordError(key.decode(errors="surrogateescape"), str(failure)) from failure
 
-    def _is_kept(self, encoded: bytes, header: Header, name: str) -> bool:
-        """Returns whether a JPEG or PNG is stored unchanged; it is then checked as set."""
+    def _kept_kind(self, header: Header) -> Kind | None:
+        """Returns the kind of a JPEG or PNG that is stored unchanged; None for one that is not."""
         if not header.whole:
             raise UnreadableError(TRUNCATED)
         if not header.height:
@@ -94,13 +99,8 @@ class Codec:
         has_size = self._size in (0, header.height) and self._size in (0, header.width)
         is_wanted = has_size and self._encoding in ("keep", header.encoding)
         if not header.standard or header.orientation != 1 or not is_wanted:
-            return False
-        if self._check != "header":
-            is_sampled = (
-                header.encoding == "jpeg" and not zlib.crc32(name.encode(errors="replace")) % _SAMPLED
-            )
-            check_file(encoded, header, deep=self._check == "decode" or is_sampled)
-        return True
+            return None
+        return Kind(header.height, header.width, header.channels, header.encoding, header.kinds)
 
     def _check_size(self, height: int, width: int) -> None:
         if height * width > self._max_pixels:

@@ -58,7 +58,7 @@ def convert(
 ) -> tuple[bytes, int, int, int, str, tuple[str, ...]]:
     """Decodes an image, turns it upright, fits and encodes it as a `Codec` is to store it.
 
-    Returns the values of a `StoredImage`; UnreadableError if the image cannot be used.
+    Returns the data and the values of a `Kind`; UnreadableError if the image cannot be used.
     """
 
     def place(height: int, width: int) -> Placement | None:
@@ -104,7 +104,7 @@ class SourceImage:
     Attributes:
         orientation: EXIF's 1..8, not yet applied by `to_pixels`.
         size: Height and width in pixels, upright.
-        kinds: What is lost or converted, as in a `StoredImage`.
+        kinds: What is lost or converted, as in a `Kind`.
     """
 
     def __init__(self, opened: Any, header: Header | None) -> None:
