@@ -14,13 +14,16 @@ import csv
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from sklearn.datasets import load_iris
 
-from shardline.components.preprocess.inspect import first_records
+from shardline.components.preprocess.inspect import read_sample
 from shardline.components.preprocess.inspect.profile import Profile, measure, summarize
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -30,31 +33,35 @@ from shardline.components.validate.metrics.drift import compare
 PAIRS = 200
 SIZES = (100, 300, 1_000, 2_000)
 
-Examples = Sequence[Mapping[str, float | str]]
+Examples = Mapping[str, pa.Array]
 Change = Callable[[Examples, np.random.Generator], Examples]
 
 
 def read(directory: Path, settings: PreprocessSettings) -> Examples:
     """Returns the measured examples of a source, all of them in one split, with their labels."""
     manifest = preprocess(settings, directory)
-    shards = manifest.splits["train"].shards
-    records = first_records(directory, shards, records=100_000, max_bytes=1 << 30)
-    return [
-        {**measure(values, manifest), "label": manifest.class_names[values["label"][1][0]]}
-        for values in records
+    names = pa.array(manifest.class_names)
+    batches = [
+        {**measure(columns, manifest), "label": names.take(columns["label"].flatten())}
+        for columns in read_sample(directory, manifest, manifest.shards, records=100_000, max_bytes=1 << 30)
     ]
+    return {name: pa.concat_arrays([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def resample(examples: Examples, size: int, random: np.random.Generator) -> Examples:
     """Draws examples with replacement."""
-    return [examples[index] for index in random.integers(0, len(examples), size)]
+    return take(examples, random.integers(0, len(examples["label"]), size))
+
+
+def take(examples: Examples, rows: npt.NDArray[np.integer]) -> Examples:
+    """Returns some of the examples."""
+    return {name: values.take(pa.array(rows)) for name, values in examples.items()}
 
 
 def profile(examples: Examples) -> Profile:
     """Returns the profile of measured examples, with labels counted in them."""
-    labels = Counter(str(example["label"]) for example in examples)
-    features = [{k: v for k, v in example.items() if k != "label"} for example in examples]
-    return summarize(features, {"label": labels})
+    features = {name: values for name, values in examples.items() if name != "label"}
+    return summarize([features], {"label": Counter(examples["label"].to_pylist())})
 
 
 def share_moved(
@@ -73,16 +80,15 @@ def share_moved(
 
 def scaled(feature: str, factor: float) -> Change:
     """Returns a change that multiplies a feature."""
-    return lambda examples, _: [{**one, feature: float(one[feature]) * factor} for one in examples]
+    return lambda examples, _: {**examples, feature: pc.multiply(examples[feature], factor)}
 
 
 def doubled(label: str) -> Change:
     """Returns a change after which a class is twice as frequent."""
 
     def change(examples: Examples, random: np.random.Generator) -> Examples:
-        weights = np.array([2.0 if one["label"] == label else 1.0 for one in examples])
-        chosen = random.choice(len(examples), len(examples), p=weights / weights.sum())
-        return [examples[index] for index in chosen]
+        weights = np.where(pc.equal(examples["label"], label), 2.0, 1.0)
+        return take(examples, random.choice(len(weights), len(weights), p=weights / weights.sum()))
 
     return change
 
@@ -145,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name, (settings, changes) in datasets(data, Path(scratch)).items():
             examples = read(Path(scratch) / name, settings)
-            what = f"{name}, {len(examples):,} examples"
+            what = f"{name}, {len(examples['label']):,} examples"
             rows.append((what, "nothing", *(f"{share_moved(examples, size):.1%}" for size in SIZES)))
             for change, (feature, moved) in changes.items():
                 shares = (share_moved(examples, size, moved, feature) for size in SIZES)

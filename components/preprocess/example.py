@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, groupby, starmap
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardline.trainer.base.errors import BadRecordError, SourceError
@@ -181,8 +182,8 @@ def parse(data: bytes) -> Features:
     if example.HasField("steps"):
         raise ValueError(_SEQUENCE)
     features = example.features.feature
-    kinds = ((name, features[name].WhichOneof("kind")) for name in features)
-    return {name: (kind, getattr(features[name], kind).value[:]) for name, kind in kinds if kind}
+    kinds = ((name, feature, feature.WhichOneof("kind")) for name, feature in features.items())
+    return {name: (kind, getattr(feature, kind).value[:]) for name, feature, kind in kinds if kind}
 
 
 def only_value(features: Features, name: str, kind: Kind | None = None) -> Value:
@@ -310,31 +311,33 @@ def _binary(offsets: npt.NDArray[np.integer], data: Any) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, ends.buffers()[1], pa.py_buffer(data)])
 
 
-def decode(records: Sequence[bytes]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+def decode(
+    records: Sequence[bytes], kinds: Mapping[str, Kind] = MappingProxyType({})
+) -> tuple[dict[str, pa.Array], dict[int, str]]:
     """Returns the features of serialized Examples as columns, and what is wrong with a record by its number.
 
-    Columns are lists of int64, float32 or binary, null where a record is wrong or lacks the feature. Each has
-    the kind of the first list that is not empty; a record with another is wrong.
+    Columns are lists of int64, float32 or binary, null where a record is wrong or lacks the feature; those of
+    `kinds` are there in any case. Each has the kind in `kinds`, else that of the first list that is not
+    empty; a record with another is wrong.
     """
     import pyarrow as pa
 
-    rows, faults = list[Features](), dict[int, str]()
-    kinds = dict[str, Kind]()
+    rows, faults, found = list[Features](), dict[int, str](), dict(kinds)
     for number, record in enumerate(records):
         try:
             row = parse(record)
             for name, (kind, values) in row.items():
-                if values and kind != kinds.setdefault(name, kind):
-                    raise ValueError(f"feature {name!r} is {kind}, and {kinds[name]} in records before it")
+                if values and kind != found.setdefault(name, kind):
+                    raise ValueError(f"feature {name!r} is {kind}, not {found[name]}")
         except ValueError as error:
             row, faults[number] = {}, str(error)
         rows.append(row)
     types = {"int64": pa.int64(), "float": pa.float32(), "bytes": pa.binary()}
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = dict.fromkeys((*kinds, *chain(*rows)))
     return {
         name: pa.array(
             [row[name][1] if name in row else None for row in rows],
-            pa.list_(types[kinds.get(name, "bytes")]),
+            pa.list_(types[found.get(name, "bytes")]),
         )
         for name in names
     }, faults

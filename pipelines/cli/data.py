@@ -155,7 +155,7 @@ def show_stats(directory: Path, as_json: bool) -> None:
     from shardline.trainer.data import manifest as manifests
 
     manifest = manifests.load(directory)
-    found = profile.stats(directory, manifest)
+    found = profile.make_profile(directory, manifest, "")
     show(as_json, {**profile.describe(manifest), "profile": asdict(found)}, profile.render(manifest, found))
 
 
@@ -168,14 +168,14 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
     contain.
     """
-    from shardline.components.preprocess.inspect.profile import draft, stats
+    from shardline.components.preprocess.inspect.profile import draft, make_profile
     from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():
         raise SettingsError(f"{output} exists; choose another --output, or remove it")
     manifest = manifests.load(directory)
     with foreground(sys.stderr):
-        found = draft(manifest, stats(directory, manifest, whole=True))
+        found = draft(manifest, make_profile(directory, manifest, "", whole=True))
     if not output:
         show_json(found)
         return

@@ -184,14 +184,6 @@ def test_other_settings_than_those_it_was_made_with_are_no_sound_dataset(dataset
             f"{SHARD}: holds 15 records, the manifest says 16",
         ),
         (
-            lambda content: content["splits"]["train"]["labels"]["label"].update(counts=[21, 19, 20]),
-            "manifest.json: says class 'top' has 21 records in train, the shards hold 20",
-        ),
-        (
-            lambda content: content.update(records_in=81),
-            "manifest.json: says 81 records went in, 80 were written, 0 rejected",
-        ),
-        (
             lambda content: content.update(records_in=81, rejected={"empty": 1}),
             "rejected.jsonl: is missing; the manifest says 1 were rejected",
         ),
@@ -215,8 +207,8 @@ def png(side: int = 12) -> bytes:
     [
         ({"image": png(), "label": 0}, "has no feature 'key'"),
         ({"image": png(), "label": 0, "key": b""}, "has an empty key"),
-        ({"image": png(), "label": 3, "key": b"a"}, "label 3 is no class, they are 0..2"),
-        ({"image": png(), "label": b"cat", "key": b"a"}, "feature 'label' holds 1 values of bytes, not one"),
+        ({"image": png(), "label": 3, "key": b"a"}, "label is 3, not the number of a class"),
+        ({"image": png(), "label": b"cat", "key": b"a"}, "feature 'label' is bytes, not int64"),
         ({"image": png(), "label": 0, "key": b"a", "more": 1}, "has a feature 'more' that the manifest does"),
         ({}, "not a tf.train.Example"),
     ],
@@ -238,7 +230,7 @@ def test_a_pipe_instead_of_a_shard_does_not_block(dataset: Path) -> None:
     os.mkfifo(dataset / SHARD)
     assert found(dataset) == [f"{SHARD}: is not a file"]
     with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*: it is not a file but a pipe"):
-        profile.stats(dataset, manifests.load(dataset))
+        profile.make_profile(dataset, manifests.load(dataset))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +262,9 @@ def test_stats_show_the_manifest_and_a_profile(dataset: Path) -> None:
     assert described["splits"]["train"]["records"] == 60
     assert json.loads(json.dumps(described)) == described
     labels = (class_label(("a\x1b[2J", "b\n", "猫")),)
-    shown = profile.render(dataclasses.replace(manifest, labels=labels), profile.stats(dataset, manifest))
+    shown = profile.render(
+        dataclasses.replace(manifest, labels=labels), profile.make_profile(dataset, manifest)
+    )
     assert manifest.fingerprint in shown
     assert "image 12 x 12 x 3 png, label int64, key string" in shown
     assert re.search(r"^train +60 +4 ", shown, re.MULTILINE)
@@ -287,7 +281,7 @@ def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
         "from shardline.trainer.data import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"
-        "profile.stats(data, manifest.load(data)); profile.describe(manifest.load(data))\n"
+        "profile.make_profile(data, manifest.load(data)); profile.describe(manifest.load(data))\n"
         "render_card(data, manifest.load(data))\n"
         "print(sorted({'tensorflow', 'keras', 'matplotlib', 'kfp'} & set(sys.modules)))\n"
     )
@@ -311,7 +305,7 @@ def test_what_preprocessing_writes_is_sound(made: Path) -> None:
     result = verify(made, deep=True)
     assert result.damages == ()
     assert result.records == 1797
-    assert set(profile.stats(made, manifests.load(made)).numbers["image height"].values) == {8.0}
+    assert set(profile.make_profile(made, manifests.load(made)).numbers["image height"].values) == {8.0}
     assert render_card(made, manifests.load(made)).count("<img ") == 60
 
 
@@ -421,7 +415,7 @@ def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     assert "Not met among the 80 examples" in "".join(page.text)
 
 
-@pytest.mark.parametrize("show", [profile.stats, render_card])
+@pytest.mark.parametrize("show", [profile.make_profile, render_card])
 def test_of_a_damaged_dataset_the_shard_is_named(
     dataset: Path, show: Callable[[Path, Manifest], Any]
 ) -> None:

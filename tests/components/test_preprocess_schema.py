@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from shardline.components.changes.component import detect_changes
 from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.profile import describe, draft, render_manifest, stats
+from shardline.components.preprocess.inspect.profile import describe, draft, make_profile, render_manifest
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.schema.schema import read
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -29,7 +29,7 @@ Rows = list[dict[str, Any]]
 
 def drafted(directory: Path) -> dict[str, Any]:
     manifest = manifests.load(directory)
-    return draft(manifest, stats(directory, manifest, whole=True))
+    return draft(manifest, make_profile(directory, manifest, "", whole=True))
 
 
 def rows() -> Rows:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.inspect import read_values
+from shardline.components.preprocess.inspect import read_batches
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data import manifest as manifests
@@ -69,14 +69,15 @@ def read_all(out: Path) -> list[dict[str, Any]]:
 
 def stored(out: Path, feature: str) -> dict[str, list[Any]]:
     """Returns the values of a feature, one of each example, by split."""
+    manifest = manifests.load(out)
     return {
         name: [
-            values[feature][1][0]
+            value
             for shard in split.shards
-            for _, values in read_values(out / shard.file)
-            if not isinstance(values, str)
+            for batch in read_batches(out / shard.file, manifest.features)
+            for value in batch.columns[feature].flatten().to_pylist()
         ]
-        for name, split in manifests.load(out).splits.items()
+        for name, split in manifest.splits.items()
     }
 
 

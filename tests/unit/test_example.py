@@ -209,7 +209,7 @@ def test_a_record_that_is_wrong_is_a_fault_and_has_no_values() -> None:
         1: "not a tf.train.Example",
         2: "not a tf.train.Example",
         3: faults[3].partition(":")[0],
-        4: "feature 'a' is float, and int64 in records before it",
+        4: "feature 'a' is float, not int64",
     }
     assert "tf.train.SequenceExample" in faults[3]
     gaps = [None] * 5

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,8 @@ OUTPUTS = {
 START = {"start_s": 0.1, "end_s": 2.0, "exit": "SIGKILL", "stopped": False, "peak_memory_bytes": 1}
 JOB = {"error": "train failed", "replicas": [{"name": "worker-0", "restarts": 0, "starts": [START]}]}
 PROFILE = summarize(
-    [{"price": 1.5, "city": "Ulm"}, {"price": 2.5, "city": "Ulm"}], {"label": {"healthy": 3, "sick": 1}}
+    [{"price": pa.array([1.5, 2.5]), "city": pa.array(["Ulm", "Ulm"])}],
+    {"label": {"healthy": 3, "sick": 1}},
 )
 RECORD = asdict(RunRecord(name="r", pipeline="retrain", state="failed", created="2026")) | {
     "explanation": {

@@ -7,50 +7,102 @@ It may import all of `preprocess` but the tasks at its top.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from shardline.components.preprocess.example import parse
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardline.components.preprocess.example import Kind, decode
 from shardline.components.preprocess.process_pool import Report
-from shardline.components.preprocess.tfrecord import read_records
+from shardline.components.preprocess.tfrecord import Record, read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
-from shardline.trainer.data.manifest import Shard
+from shardline.trainer.data.features import Feature
+from shardline.trainer.data.manifest import Manifest, Shard
 
-#: How values are stored, by the type of their feature.
-KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
+_KINDS: Mapping[str, Kind] = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
+# Most records of a batch, and bytes after which it ends.
+_ROWS, _BYTES = 256, 4 << 20
 
-#: The features of an example by name: the kind ("bytes", "int64", "float") and the values.
-Values = Mapping[str, tuple[str, Sequence[Any]]]
+#: The values of each feature in some records, as lists of the feature's length.
+Columns = Mapping[str, pa.ListArray]
 
 
-def read_values(path: Path, report: Report | None = None) -> Iterator[tuple[int, Values | str]]:
-    """Yields the size in bytes of every record of a shard, and its features or what is wrong with it.
+class Batch(NamedTuple):
+    """Successive records of a shard.
+
+    Attributes:
+        columns: Values of the records that have what the manifest says.
+        rows: Numbers of these in the batch.
+        faults: What is wrong with the others, by their numbers.
+        bytes: Size of all.
+    """
+
+    columns: Columns
+    rows: Sequence[int]
+    faults: dict[int, str]
+    bytes: int
+
+
+def read_batches(
+    path: Path, features: Sequence[Feature], report: Report | None = None, most: int | None = None
+) -> Iterator[Batch]:
+    """Yields the records of a shard, or the first `most`.
 
     Raises SourceError where the rest of the shard cannot be read: it is cut off, or a length is damaged.
     """
-    count = size = 0
-    for record in read_records(path):
-        if isinstance(record, BadRecordError):
-            yield 0, record.reason
-            continue
+    records, failure, is_end = islice(read_records(path), most), None, False
+    while not is_end:
+        found, size = list[Record | BadRecordError](), 0
         try:
-            yield len(record.data), parse(record.data)
-        except ValueError as error:  # UnicodeDecodeError is one too
-            yield len(record.data), str(error)
-        count += 1
-        size += len(record.data)
-        if report and count == 256:
-            report(count, size)
-            count = size = 0
-    if report:
-        report(count, size)
+            for record in records:
+                found.append(record)
+                size += 0 if isinstance(record, BadRecordError) else len(record.data)
+                if len(found) == _ROWS or size > _BYTES:
+                    break
+            else:
+                is_end = True
+        except SourceError as error:
+            failure, is_end = error, True
+        if found:
+            yield _make_batch(found, features, size)
+        if report:
+            report(len(found), size)
+    if failure:
+        raise failure
 
 
-def first_records(
-    path: Path, shards: Sequence[Shard], *, records: int = 0, max_bytes: int = 0, report: Report | None = None
-) -> Iterator[Values]:
+def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Feature], size: int) -> Batch:
+    data = [b"" if isinstance(record, BadRecordError) else record.data for record in found]
+    columns, faults = decode(data, {feature.name: _KINDS[feature.dtype] for feature in features})
+    faults |= {row: each.reason for row, each in enumerate(found) if isinstance(each, BadRecordError)}
+    for feature in features:
+        name, expected = feature.name, width(feature)
+        lengths = pc.list_value_length(columns[name]).fill_null(-1).to_numpy()
+        for row in np.flatnonzero(lengths != expected).tolist():
+            has = f"feature {name!r} has {lengths[row]} values, not {expected}"
+            faults.setdefault(row, has if lengths[row] >= 0 else f"has no feature {name!r}")
+    for name in sorted(columns.keys() - {feature.name for feature in features}):
+        for row in np.flatnonzero(columns.pop(name).is_valid()).tolist():
+            faults.setdefault(row, f"has a feature {name!r} that the manifest does not name")
+    rows = [row for row in range(len(found)) if row not in faults]
+    sound = pa.array(rows, pa.int64())
+    return Batch({name: column.take(sound) for name, column in columns.items()}, rows, faults, size)
+
+
+def read_sample(
+    directory: Path,
+    manifest: Manifest,
+    shards: Sequence[Shard],
+    *,
+    records: int = 0,
+    max_bytes: int = 0,
+    report: Report | None = None,
+) -> Iterator[Columns]:
     """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer; or all.
 
     They are a random sample, as shards are written in the order of hashes. Each shard is read up to its share
@@ -60,19 +112,24 @@ def first_records(
         shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
     most = -(-records // len(shards)) or None
     for shard in shards:
-        bytes_left = max(1, max_bytes // len(shards))
+        size = 0
         try:
-            for size, values in islice(read_values(path / shard.file, report), most):
-                if isinstance(values, str):
-                    raise SourceError(values)
-                yield values
-                bytes_left -= size
-                if records and bytes_left < 0:
+            for batch in read_batches(directory / shard.file, manifest.features, report, most):
+                for fault in batch.faults.values():
+                    raise SourceError(f"a record {fault}")
+                yield batch.columns
+                size += batch.bytes
+                if records and size >= max_bytes // len(shards):
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(
-                f"cannot read {shard.file}: {error}; 'shardline dataset verify {path}' lists all damage"
+                f"cannot read {shard.file}: {error}; 'shardline dataset verify {directory}' lists all damage"
             ) from None
+
+
+def width(feature: Feature) -> int:
+    """Returns how many values a feature has in a record."""
+    return 1 if feature.encoding else math.prod(side or 1 for side in feature.shape)
 
 
 def text(value: bytes | float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import Values, first_records, profile, text
+from shardline.components.preprocess.inspect import Columns, profile, read_sample, text
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
@@ -84,13 +84,13 @@ def _numbers(manifest: Manifest) -> Rows:
     ]
 
 
-def _target(values: Values, label: Label) -> str:
-    found = values[label.name][1]
+def _targets(columns: Columns, label: Label) -> list[str]:
+    rows = columns[label.name].to_pylist()
     if label.kind == CLASS:
-        return label.outputs[int(found[0])]
+        return [label.outputs[index] for (index,) in rows]
     if label.kind == REGRESSION:
-        return ", ".join(f"{value:g}" for value in found)
-    return ", ".join(name for name, has in zip(label.outputs, found, strict=True) if has)
+        return [", ".join(map(text, row)) for row in rows]
+    return [", ".join(name for name, has in zip(label.outputs, row, strict=True) if has) for row in rows]
 
 
 def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> dict[str, Any]:
@@ -102,23 +102,24 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
-    each = 6 if len(classes) <= 10 else 4
-    measured: list[Mapping[str, float | str]] = []
-    rows: list[list[str]] = []
+    each, records = 6 if len(classes) <= 10 else 4, 0
+    measured, rows = list[Mapping[str, Any]](), list[list[str]]()
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
-    for values in first_records(directory, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
-        measured.append(profile.measure(values, manifest, {manifest.time_feature}))
-        key = text(values["key"][1][0])
-        targets = [_target(values, label) for label in manifest.labels]
+    for columns in read_sample(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
+        measured.append(profile.measure(columns, manifest, {manifest.time_feature}))
+        keys = [text(key) for (key,) in columns["key"].to_pylist()]
+        records += len(keys)
+        targets = [_targets(columns, label) for label in manifest.labels]
         if image is None:
-            if len(rows) < _ROWS:
-                rows.append([key, *targets, *(", ".join(map(text, values[other][1])) for other in others)])
-                rows[-1] = [truncate(cell, _LONGEST) for cell in rows[-1]]
+            shown = (columns[name].slice(0, _ROWS).to_pylist() for name in others)
+            cells = ([", ".join(map(text, row)) for row in values] for values in shown)
+            found = zip(keys, *targets, *cells, strict=False)
+            rows += [[truncate(cell, _LONGEST) for cell in row] for row in found][: _ROWS - len(rows)]
             continue
-        encoded = values["image"][1][0]
-        name = targets[0] if manifest.is_classes else "examples"
-        if len(pictures.get(name, [None] * each)) < each:
-            pictures[name].append((key, _picture(encoded, image)))
+        names = targets[0] if manifest.is_classes else ["examples"] * len(keys)
+        for key, name, encoded in zip(keys, names, columns["image"].flatten(), strict=True):
+            if len(pictures.get(name, [None] * each)) < each:
+                pictures[name].append((key, _picture(encoded.as_py(), image)))
     # A regression label without a name of its own has the names of its outputs.
     titles = [
         ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
@@ -127,14 +128,14 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     heads = ["key", *(["class"] if manifest.is_classes else titles), *others]
     if rows and len(heads) > _ACROSS:
         heads, *rows = map(list, zip(heads, *rows[:_EXAMPLES_ACROSS], strict=True))
-    found = profile.summarize(measured, {})
-    numbers, texts = profile.tables(found, manifest, "{:,.6g}".format)
+    profiled = profile.summarize(measured, {})
+    numbers, texts = profile.tables(profiled, manifest, "{:,.6g}".format)
     return {
-        "records": len(measured),
+        "records": records,
         "pictures": pictures,
         "rows": rows,
         "columns": heads,
-        "numbers": [(row, _histogram(found.numbers[name].values)) for name, row in numbers.items()],
+        "numbers": [(row, _histogram(profiled.numbers[name].values)) for name, row in numbers.items()],
         "texts": texts,
     }
 

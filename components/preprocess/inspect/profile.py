@@ -7,27 +7,27 @@ compares later data with it, without the original data.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
 import warnings
-from array import array
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardline.components import text
 from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.inspect import KINDS, Values, first_records
+from shardline.components.preprocess.inspect import Columns, read_sample
 from shardline.components.preprocess.schema.labels import MOST_CLASSES, SHARE
 from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MISSING, NUMBER, STRING
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import DatasetError, SourceError, printable
+from shardline.trainer.base.errors import DatasetError, printable
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Spread
 from shardline.trainer.data.manifest import Manifest
@@ -101,25 +101,31 @@ class Profile:
         files.write_json(path, {"format": "shardline.profile", "format_version": 1, **asdict(self)})
 
 
-def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> Profile:
-    """Profiles a split of a dataset: labels from the manifest, other features from up to 2,000 examples.
+def make_profile(
+    directory: Path, manifest: Manifest, split: str = "train", *, whole: bool = False
+) -> Profile:
+    """Profiles a split of a dataset, or with "" all of it, from up to 2,000 examples.
 
-    Raises DatasetError if there is no such split, or a shard cannot be read.
+    Labels of a split are counted from the manifest. With `whole`, all examples are read, without their
+    images. Raises DatasetError if there is no such split, or a shard cannot be read.
     """
-    if (found := manifest.splits.get(split)) is None:
-        raise DatasetError(
-            f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
-        )
-    records = first_records(directory, found.shards, records=RECORDS, max_bytes=BYTES)
     labels: dict[str, Mapping[str, int]] = {}
-    for label in manifest.labels:
-        counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))
-        if label.kind == CLASS:
-            labels[label.name] = counts
-        elif label.kind == MULTILABEL:
-            for output, count in counts.items():
+    shards, without = manifest.shards, {manifest.time_feature, *(["image"] if whole else [])}
+    if split:
+        if (found := manifest.splits.get(split)) is None:
+            names = ", ".join(manifest.splits)
+            raise DatasetError(f"the dataset {directory} has no {split} split; its splits: {names}")
+        shards, without = list(found.shards), without | manifest.split_columns
+        for label in manifest.labels:
+            counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))
+            if label.kind == CLASS:
+                labels[label.name] = counts
+            for output, count in counts.items() if label.kind == MULTILABEL else ():
                 labels[f"{label.name} {output}"] = {"yes": count, "no": found.records - count}
-    measured = (measure(values, manifest, manifest.split_columns) for values in records)
+    limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
+    report = Meter("read", manifest.records, topic="dataset").advance if whole else None
+    batches = read_sample(directory, manifest, shards, report=report, **limits)
+    measured = [measure(batch, manifest, without) for batch in batches]
     return summarize(measured, labels, manifest.fingerprint, split)
 
 
@@ -129,63 +135,57 @@ def number_names(label: Label) -> dict[str, str]:
     return dict(zip(label.outputs, names, strict=True))
 
 
-def measure(values: Values, manifest: Manifest, without: Collection[str] = ()) -> dict[str, float | str]:
-    """Returns the features of one example for a profile, except labels that are classes, and some others.
+def measure(columns: Columns, manifest: Manifest, without: Collection[str] = ()) -> dict[str, pa.Array]:
+    """Returns the features of some examples for a profile, as float64 or text.
 
-    Raises DatasetError if it does not match the manifest.
+    Left out are the key, labels that are classes, vectors, and those that are named.
     """
-    measured: dict[str, float | str] = {}
+    measured: dict[str, pa.Array] = {}
     labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
-        label = labels.get(feature.name)
-        if feature.name in {"key", *without} or (label and label.kind != REGRESSION):
+        name, label, values = feature.name, labels.get(feature.name), columns[feature.name].flatten()
+        if name in {"key", *without} or (label and label.kind != REGRESSION):
             continue
-        if feature.shape and not feature.encoding and not label:
-            continue
-        kind, found = values.get(feature.name, ("", ()))
-        if kind != KINDS[feature.dtype] or len(found) != (len(label.outputs) if label else 1):
-            raise DatasetError(
-                f"a record does not have one {feature.dtype} as {feature.name!r}; "
-                "'shardline dataset verify DIRECTORY' lists all damage"
-            )
-        value = found[0]
         if label:
-            measured |= dict(zip(number_names(label).values(), map(float, found), strict=True))
+            table = values.to_numpy().reshape(-1, len(label.outputs)).astype(np.float64)
+            measured |= dict(zip(number_names(label).values(), map(pa.array, table.T), strict=True))
         elif feature.encoding:
-            with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
-                measured |= _measure_image(value, feature)
-        elif isinstance(value, bytes):
-            text = value.decode("utf-8", "replace")
-            measured |= {feature.name: text[:LONGEST_VALUE], f"{feature.name} length": float(len(text))}
-        else:
-            measured[feature.name] = float(value)
+            found = np.array([_measure_image(value, feature) for value in values.to_pylist()]).reshape(-1, 3)
+            found = found[found[:, 1] > 0]
+            for what, column in zip(("brightness", "height", "width"), found.T, strict=True):
+                measured[f"{name} {what}"] = pa.array(column)
+        elif feature.dtype == "string":
+            texts = pa.array([value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string())
+            measured[name] = pc.utf8_slice_codeunits(texts, 0, LONGEST_VALUE)
+            measured[f"{name} length"] = pc.utf8_length(texts).cast(pa.float64())
+        elif not feature.shape:
+            measured[name] = values.cast(pa.float64(), safe=False)
     return measured
 
 
 def summarize(
-    examples: Iterable[Mapping[str, float | str]],
+    batches: Sequence[Mapping[str, pa.Array]],
     labels: Mapping[str, Mapping[str, int]],
     fingerprint: str = "",
     split: str = "train",
 ) -> Profile:
     """Returns the profile of measured examples, with the number of examples by label and class."""
-    columns: dict[str, array[float]] = defaultdict(lambda: array("d"))
-    texts: dict[str, Counter[str]] = defaultdict(Counter)
-    for example in examples:
-        for name, value in example.items():
-            if not isinstance(value, str):
-                columns[name].append(value)
-            elif value in texts[name] or len(texts[name]) < _MOST_TEXTS:
-                texts[name][value] += 1
+    numbers = {}
     categories = {
         name: Categories(sum(counts.values()), dict(counts))
         for name, counts in labels.items()
         if any(counts.values())
     }
-    for name, counted in texts.items():
-        if len(counted) <= counted.total() / 2 and len(counted) < _MOST_TEXTS:
-            categories[name] = Categories(counted.total(), dict(counted.most_common()))
-    numbers = {name: _numbers(np.frombuffer(values)) for name, values in columns.items()}
+    for name in batches[0]:
+        values = pa.chunked_array([batch[name] for batch in batches])
+        if not pa.types.is_string(values.type):
+            if len(values):
+                numbers[name] = _numbers(values.to_numpy())
+            continue
+        counted = values.value_counts()
+        if len(counted) <= min(len(values) / 2, _MOST_TEXTS):
+            counts = Counter({each["values"]: each["counts"] for each in counted.to_pylist()})
+            categories[name] = Categories(len(values), dict(counts.most_common()))
     return Profile(fingerprint, split, numbers, categories)
 
 
@@ -248,25 +248,23 @@ def _text_row(name: str, lengths: Numbers, found: Categories | None) -> tuple[st
     return printable(name), distinct, empty, f"{least:,.0f} to {largest:,.0f}, mean {mean:,.1f}", frequent
 
 
-def _measure_image(encoded: bytes, feature: Feature) -> dict[str, float]:
+def _measure_image(encoded: bytes, feature: Feature) -> tuple[float, ...]:
+    """Returns brightness, height and width; zeros for one that `dataset verify` names as damaged."""
     if feature.encoding == "raw":
-        pixels, (height, width, _) = np.frombuffer(encoded, np.uint8), (side or 0 for side in feature.shape)
-    elif (header := read_header(encoded)) is None or not header.height:
-        raise SourceError("cannot be read as an image")
-    else:
-        height, width = header.height, header.width
-        from PIL import Image
+        height, width, _ = (side or 0 for side in feature.shape)
+        return float(np.frombuffer(encoded, np.uint8).mean()), height, width
+    if (header := read_header(encoded)) is None:
+        return 0, 0, 0
+    from PIL import Image
 
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size was accepted
-                image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
-            image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
-            pixels = np.asarray(image.convert("L"))
-        except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
-            raise SourceError(f"cannot be decoded: {type(failure).__name__}") from None
-    found = {"brightness": float(pixels.mean()), "height": float(height), "width": float(width)}
-    return {f"{feature.name} {what}": value for what, value in found.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size was accepted
+            image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
+        image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
+        return float(np.asarray(image.convert("L")).mean()), header.height, header.width
+    except Exception:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+        return 0, 0, 0
 
 
 # Share of the range of the numbers by which a drafted range is wider at each end.
@@ -353,19 +351,6 @@ class ClassTable(NamedTuple):
     titles: tuple[str, ...]
     rows: list[tuple[str, ...]]
     note: str
-
-
-def stats(directory: Path, manifest: Manifest, *, whole: bool = False) -> Profile:
-    """Profiles a sample of all splits of a dataset; `whole`, all examples, without their images.
-
-    Raises DatasetError if a shard cannot be read.
-    """
-    limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
-    without = {manifest.time_feature, *(["image"] if whole else [])}
-    report = Meter("read", manifest.records, topic="dataset").advance if whole else None
-    records = first_records(directory, manifest.shards, report=report, **limits)
-    measured = (measure(values, manifest, without) for values in records)
-    return summarize(measured, {}, manifest.fingerprint, "")
 
 
 def render(manifest: Manifest, found: Profile) -> str:

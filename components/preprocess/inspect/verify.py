@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from itertools import chain, islice, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,23 @@ import numpy as np
 
 from shardline.components.preprocess.images.codec import check_file
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
-from shardline.components.preprocess.inspect import KINDS, Values, read_values, text
+from shardline.components.preprocess.inspect import Batch, read_batches, text, width
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
-from shardline.components.preprocess.write import tally
 from shardline.components.text import enumerate_names, size
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
-from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard, Split
+from shardline.trainer.data.features import CLASS, MULTILABEL, Feature
+from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard
 
 # Damaged records of one shard, and groups, that are listed one by one.
 _MOST_LISTED = 10
 _BLOCK = 1 << 20
 
-# Result of checking a shard, as JSON: the sound `records`, the `bytes` of the file, tallies of the `labels`,
-# all `damages`, the `groups`, and where the split is by time, the first and last of the `times` with keys.
+# Result of checking a shard, as JSON: the sound `records`, the `bytes` of the file, all `damages`, the
+# `groups`, and where the split is by time, the first and last of the `times` with keys.
 _Check = Mapping[str, Any]
 
 
@@ -48,10 +46,6 @@ class Damage:
     def __str__(self) -> str:
         where = "" if self.record is None else f", record {self.record:,}"
         return printable(f"{self.file}{where}: {self.what}")
-
-
-def _contradiction(what: str) -> Damage:
-    return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
 @dataclass(frozen=True)
@@ -81,9 +75,10 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
 
     Checked are the size and CRC-32C of each file, the CRC-32Cs of each record, that it parses as an
     Example with exactly the manifest's features, the values of each, that labels are such as their kind has,
-    that the file of each image is sound, the number of records by shard and class, and that no file is
-    missing or left over. With `deep` every image is decoded as well. Damage does not end it: all shards are
-    read, by `processes` processes, 0 for one per core. Raises DatasetError if no manifest can be read.
+    that the file of each image is sound, the number of records by shard, that groups and times are apart,
+    and that no file is missing or left over. With `deep` every image is decoded as well. Damage does not end
+    it: all shards are read, by `processes` processes, 0 for one per core. Raises DatasetError if the manifest
+    cannot be read, or was changed.
     """
     manifest = manifests.load(directory)
     shards = sorted(manifest.shards, key=lambda shard: -shard.records)
@@ -91,9 +86,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     arguments = {"directory": str(directory), "deep": deep}
     with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), check_shards) as pool:
         checks = pool.run(check_shards, arguments, [shard.file for shard in shards], meter.advance)
-    damages = list(_check_manifest(manifest))
-    damages += [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
-    damages += _check_labels(manifest, checks)
+    damages = [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
     damages += _check_groups(manifest, checks)
     damages += _check_times(manifest, checks)
     damages += _check_rejected(directory, manifest)
@@ -104,28 +97,6 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
         bytes=sum(check["bytes"] for check in checks.values()),
         damages=tuple(damages),
     )
-
-
-def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
-    written = manifest.records
-    rejected = sum(manifest.rejected.values())
-    if manifest.records_in != written + rejected:
-        yield _contradiction(
-            f"{manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected"
-        )
-    for name, split in manifest.splits.items():
-        sizes = [shard.records for shard in split.shards]
-        if sizes and (sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1):
-            yield _contradiction(
-                f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
-                "they must differ by at most one, the longer ones first"
-            )
-        for label in manifest.labels:
-            counts = split.labels[label.name].counts
-            if label.kind == CLASS and sum(counts) != split.records:
-                yield _contradiction(
-                    f"{name} has {split.records:,} records, but {sum(counts):,} in {len(counts):,} classes"
-                )
 
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
@@ -172,34 +143,6 @@ def _differences(expected: Shard, size: int, checksum: str) -> Iterator[Damage]:
         yield Damage(expected.file, None, f"has {size:,} bytes, the manifest says {expected.bytes:,}")
     if checksum != expected.crc32c:
         yield Damage(expected.file, None, f"has the CRC-32C {checksum}, the manifest says {expected.crc32c}")
-
-
-def _check_labels(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    """Yields the first class or number that differs from the manifest, in splits of sound shards."""
-    for name, split in manifest.splits.items():
-        own_checks = [checks[shard.file] for shard in split.shards]
-        if not any(check["damages"] for check in own_checks):
-            found = (_check_label(name, split, own_checks, label) for label in manifest.labels)
-            yield from islice(chain.from_iterable(found), 1)
-
-
-def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label) -> Iterator[Damage]:
-    expected = split.labels[label.name]
-    parts = [(check["records"], check["labels"][label.name]) for check in checks]
-    found = Tally.merge(
-        [(n, Tally(tuple(part["counts"]), tuple(Spread(**s) for s in part["spreads"]))) for n, part in parts]
-    )
-    for output, count, stated in zip(label.class_names, found.counts, expected.counts, strict=False):
-        if count != stated:
-            yield _contradiction(
-                f"class {output!r} has {stated:,} records in {name}, the shards hold {count:,}"
-            )
-    for output, values, spread in zip(label.outputs, found.spreads, expected.spreads, strict=False):
-        if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
-            yield _contradiction(
-                f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean {spread.mean:g}, the "
-                f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
-            )
 
 
 def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
@@ -252,13 +195,10 @@ def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
 class _Checker:
     def __init__(self, manifest: Manifest, deep: bool, report: Report) -> None:
         self._manifest, self._deep, self._report = manifest, deep, report
-        self._group, self._moment = manifest.group, manifest.time_feature
-        self._groups, self._times = set[str](), list[tuple[int, str]]()
-        self._labels = {label.name: label for label in manifest.labels}
+        self._records, self._groups, self._times = 0, set[str](), list[tuple[int, str]]()
 
     def check(self, path: Path, shard: Shard) -> _Check:
         """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
-        values = {name: list[Sequence[Any]]() for name in self._labels}
         damages, size, file = list[Damage](), 0, shard.file
         try:
             size = path.stat().st_size
@@ -266,79 +206,67 @@ class _Checker:
                 # The report ends a worker whose parent has ended.
                 _, checksum = _size_and_checksum(path, lambda: self._report(0, 0))
                 damages += _differences(shard, size, checksum)
-                damages += self._check_records(path, shard, values)
+                damages += self._check_records(path, shard)
             else:
                 damages.append(Damage(file, None, "is not a file"))
         except OSError as error:
             damages.append(_unread(file, error))
         return {
-            "records": len(next(iter(values.values()))),
+            "records": self._records,
             "bytes": size,
-            "labels": {
-                name: asdict(tally(self._labels[name], found)) for name, found in values.items() if found
-            },
             "damages": list(map(asdict, damages)),
             "groups": sorted(self._groups),
-            "times": list(self._times),
+            "times": self._times,
         }
 
-    def _check_records(
-        self, path: Path, shard: Shard, labels: Mapping[str, list[Sequence[Any]]]
-    ) -> Iterator[Damage]:
+    def _check_records(self, path: Path, shard: Shard) -> Iterator[Damage]:
         number = damaged = 0
         try:
-            for _, values in read_values(path, self._report):
-                problem = values if isinstance(values, str) else self._problem(values)
-                if isinstance(values, str) or problem:
+            for batch in read_batches(path, self._manifest.features, self._report):
+                problems = batch.faults | self._problems(batch)
+                for row in sorted(problems):
                     damaged += 1
                     if damaged <= _MOST_LISTED:
-                        yield Damage(shard.file, number, problem)
-                else:
-                    for name, label_values in labels.items():
-                        label_values.append(values[name][1])
-                    if self._group in values:
-                        self._groups.add(text(values[self._group][1][0]))
-                    if self._moment in values:
-                        times = [*self._times, (values[self._moment][1][0], text(values["key"][1][0]))]
-                        self._times = [min(times), max(times)]
-                number += 1
+                        yield Damage(shard.file, number + row, problems[row])
+                number += len(batch.rows) + len(batch.faults)
         except SourceError as error:
             # The end of the record is unknown: the rest of the shard cannot be read.
             yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])
             return
+        finally:
+            self._records = number - damaged
         if damaged > _MOST_LISTED:
             yield Damage(shard.file, None, f"has {damaged - _MOST_LISTED:,} more damaged records")
         if number != shard.records:
             yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
 
-    def _problem(self, values: Values) -> str:
+    def _problems(self, batch: Batch) -> dict[int, str]:
+        """Returns what is wrong with the values of records, by their numbers in the batch."""
+        columns, found = batch.columns, dict[int, str]()
+        for label in self._manifest.labels:
+            values = columns[label.name].flatten().to_numpy().reshape(-1, width(label.feature))
+            if label.kind == CLASS:
+                bad, what = (values < 0) | (values >= len(label.outputs)), "the number of a class"
+            elif label.kind == MULTILABEL:
+                bad, what = ~np.isin(values, (0, 1)), "0 or 1 for each of its names"
+            else:
+                bad, what = ~np.isfinite(values), "a finite number"
+            for index in np.flatnonzero(bad.any(axis=1)).tolist():
+                shown = ", ".join(map(text, values[index].tolist()))
+                found.setdefault(batch.rows[index], f"{label.name} is {shown}, not {what}")
+        keys = [text(key) for key in columns["key"].flatten().to_pylist()]
+        found |= {row: "has an empty key" for row, key in zip(batch.rows, keys, strict=True) if not key}
         for feature in self._manifest.features:
-            kind, found = values.get(feature.name, ("", ()))
-            if not kind:
-                return f"has no feature {feature.name!r}"
-            expected = 1 if feature.encoding else math.prod(side or 1 for side in feature.shape)
-            if kind != KINDS[feature.dtype] or len(found) != expected:
-                number = expected if expected > 1 else "one"
-                what = f"{len(found)} values of {kind}, not {number} of {feature.dtype}"
-                return f"feature {feature.name!r} holds {what}"
-        extra = values.keys() - {feature.name for feature in self._manifest.features}
-        if extra:
-            return f"has a feature {min(extra)!r} that the manifest does not name"
-        for name, label in self._labels.items():
-            found, classes = values[name][1], len(label.class_names)
-            if label.kind == CLASS and not 0 <= found[0] < classes:
-                return f"{name} {found[0]} is no class, they are 0..{classes - 1}"
-            if label.kind == MULTILABEL and any(value not in (0, 1) for value in found):
-                return f"{name} is {found}, not 0 or 1 for each of its names"
-            if label.kind == REGRESSION and not all(map(math.isfinite, found)):
-                return f"{name} is {found}, not a finite number"
-        if not values["key"][1][0]:
-            return "has an empty key"
-        for feature in self._manifest.features:
-            problem = feature.encoding and self._image_problem(values[feature.name][1][0], feature)
-            if problem:
-                return f"{feature.name} {problem}"
-        return ""
+            if feature.encoding:
+                for row, encoded in zip(batch.rows, columns[feature.name].flatten(), strict=True):
+                    if row not in found and (problem := self._image_problem(encoded.as_py(), feature)):
+                        found[row] = f"{feature.name} {problem}"
+        if group := columns.get(self._manifest.group):
+            self._groups |= set(map(text, group.flatten().unique().to_pylist()))
+        if keys and (moments := columns.get(self._manifest.time_feature)):
+            times = [*self._times, *zip(moments.flatten().to_pylist(), keys, strict=True)]
+            self._times = [min(times), max(times)]
+        return found
 
     def _image_problem(self, encoded: bytes, feature: Feature) -> str:
         if feature.encoding == "raw":
