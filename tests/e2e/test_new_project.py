@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 @pytest.mark.parametrize("kind", ["text", pytest.param("table", marks=pytest.mark.matrix)])
 def test_a_new_project_ends_with_a_champion_and_its_tests_pass(tmp_path: Path, kind: str) -> None:
     project = tmp_path / "leafnet"
-    write(project, kind, "leafnet", "never installed here")
+    new.write(project, kind, "leafnet", "never installed here")
 
     make(project, "run")
     make(project, "test")
@@ -40,7 +39,7 @@ def test_a_project_of_a_table_with_prices_ends_with_a_champion(tmp_path: Path) -
         for i in range(300)
     ]
     table.write_text("\n".join(["order_id,pieces,km/h,shop,note,price", *rows]))
-    write(project, "text", "leafnet", "never installed here", inspect(str(table), "price", ""))
+    new.write(project, "text", "leafnet", "never installed here", inspect(str(table), "price", ""))
 
     make(project, "run")
     tested = make(project, "test")
@@ -52,15 +51,8 @@ def test_a_project_of_a_table_with_prices_ends_with_a_champion(tmp_path: Path) -
     assert "3 skipped" in make(project, "test")
 
 
-def write(project: Path, *given: Any) -> None:
-    """Writes a project whose environment, which make would set up, is that of these tests."""
-    new.write(project, *given)
-    (project / ".venv").mkdir()
-    (project / ".venv" / ".installed").touch()
-
-
 def make(project: Path, target: str) -> str:
-    command = ["make", target, f"BIN={Path(sys.executable).parent}"]
+    command = ["make", target, f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -167,6 +167,19 @@ def planned(project: Path, *words: str) -> str:
     return subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.parametrize("lacks", ["", "its packages", "a requirement", "is not wanted"])
+def test_make_uses_the_active_environment_that_has_what_a_run_needs(tmp_path: Path, lacks: str) -> None:
+    new.write(tmp_path, "text", "leafnet", "shardline")
+    python = "false" if lacks == "its packages" else sys.executable
+    if lacks == "a requirement":
+        (tmp_path / "requirements.txt").write_text("# ours\n\nno-such-package==1\n")
+
+    commands = planned(tmp_path, "run", f"PYTHON={python}", *["ACTIVE="] * (lacks == "is not wanted"))
+
+    directory = ".venv/bin" if lacks else os.path.dirname(sys.executable)
+    assert f"\n{directory}/shardline run compiled/retrain.yaml" in commands
+
+
 def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
     new.write(tmp_path, "text", "leafnet", "shardline")
     (tmp_path / ".venv").mkdir()
