@@ -1,0 +1,320 @@
+"""Labels of a table's columns: their kinds and classes, found from all values, and the targets of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components.preprocess.schema.labels import (
+    FEW,
+    LARGEST_FLOAT,
+    MOST_CLASSES,
+    SHARE,
+    LabelSetting,
+    is_number,
+)
+from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
+
+#: More classes than these are no classes.
+LARGEST_COUNT = 100_000
+
+#: Whole numbers below this one are exact as floats of 64 bits.
+_EXACT = float(1 << 53)
+
+_TYPE_NAMES = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
+_FITTING = {
+    "": ("int64", "float32", "string", "strings"),
+    CLASS: ("int64", "float32", "string"),
+    MULTILABEL: ("int64", "float32", "string", "strings"),
+    REGRESSION: ("int64", "float32"),
+}
+
+_Mask = npt.NDArray[np.bool_]
+#: Returns the arrays of a column, from its first row to its last.
+_Values = Callable[[str], Iterable[Any]]
+
+
+class Fault(NamedTuple):
+    """Rows of a batch that cannot be used, and why the row of a number cannot."""
+
+    mask: _Mask
+    reason: Callable[[int], str]
+
+
+def find_labels(wanted: Sequence[LabelSetting], kinds: Mapping[str, str], values: _Values) -> list[Label]:
+    """Returns the labels in some columns of a table; `values` gives a column's arrays, first row to last.
+
+    Raises SourceError if a type does not fit the kind, or it is unclear whether whole numbers are classes.
+    """
+    names = [setting.columns[0] for setting in wanted] if len(wanted) > 1 else [LABEL]
+    return [_find_label(name, setting, kinds, values) for name, setting in zip(names, wanted, strict=True)]
+
+
+def encode(label: Label, setting: LabelSetting, arrays: Sequence[Any]) -> tuple[Any, list[Fault]]:
+    """Returns the targets of a batch as stored, and the rows that have none, in which they are anything.
+
+    Args:
+        label: What `find_labels` found.
+        setting: Its columns.
+        arrays: The values of each column, int64, float64, string or list<string>, null where missing.
+    """
+    import pyarrow as pa
+
+    faults = [_missing(column, array) for column, array in zip(setting.columns, arrays, strict=True)]
+    if label.kind == CLASS:
+        targets, more = _encode_class(label, setting.columns[0], arrays[0])
+    elif label.kind == REGRESSION:
+        targets, more = _encode_numbers(setting.columns, arrays)
+    elif _is_names(arrays):
+        targets, more = _encode_names(label, setting.columns[0], arrays[0])
+    else:
+        targets, more = _encode_flags(setting.columns, arrays)
+    stored = pa.array(targets.ravel())
+    if targets.ndim > 1:
+        stored = pa.FixedSizeListArray.from_arrays(stored, targets.shape[1])
+    return stored, [fault for fault in faults + more if fault.mask.any()]
+
+
+def _find_label(name: str, wanted: LabelSetting, kinds: Mapping[str, str], values: _Values) -> Label:
+    for column in wanted.columns:
+        if wanted.kind == REGRESSION and kinds[column] == "string":
+            _refuse_text(column, values(column))
+        kind, found = wanted.kind, kinds[column]
+        if found not in _FITTING[kind] or (found == "strings" and len(wanted.columns) > 1):
+            of_kind = f" of kind {kind}" if kind else ""
+            fitting = ", ".join(_TYPE_NAMES[each] for each in _FITTING[kind])
+            raise SourceError(
+                f"column {column!r} is {_TYPE_NAMES.get(found, found)}; as a label{of_kind}, {fitting} "
+                "can be used"
+            )
+    first, kind = wanted.columns[0], wanted.kind
+    is_text = kinds[first] in ("string", "strings")
+    if kind == REGRESSION:
+        return Label(name, kind, wanted.columns, wanted.units)
+    if kind == MULTILABEL and (len(wanted.columns) > 1 or not is_text):
+        return Label(name, kind, wanted.columns)
+    if is_text:
+        kind = kind or (CLASS if kinds[first] == "string" else MULTILABEL)
+        return Label(name, kind, _text_classes(first, wanted.kind, kind == MULTILABEL, values))
+    numbers = _number_classes(first, wanted.kind, values)
+    if numbers is None:
+        return Label(name, REGRESSION, wanted.columns)
+    return Label(name, CLASS, tuple(map(str, numbers)))
+
+
+def _number_classes(column: str, wanted: str, values: _Values) -> list[int] | None:
+    """Returns the whole numbers that occur, sorted; None for numbers that are not classes."""
+    import pyarrow as pa
+
+    distinct, rows, is_float = set[int](), 0, False
+    most = LARGEST_COUNT if wanted else MOST_CLASSES
+    for array in values(column):
+        whole, is_other = _whole(array)
+        is_float = is_float or pa.types.is_floating(array.type)
+        if is_other.any():
+            if not wanted:
+                return None
+            row = int(is_other.argmax())
+            raise SourceError(
+                f"column {column!r} has {array[row]} in row {rows + row + 1:,}, which is no whole number, so "
+                f"no class; correct it, or predict the number, label=regression:{column}"
+            )
+        distinct.update(whole.unique().drop_null().to_pylist())
+        rows += len(array)
+        if len(distinct) > most:
+            break
+    if wanted or len(distinct) <= FEW or len(distinct) <= min(most, SHARE * rows):
+        _refuse_many(column, distinct)
+        return sorted(distinct)
+    if is_float:
+        return None
+    raise SourceError(
+        f"column {column!r} has {len(distinct):,} different whole numbers in its first {rows:,} rows: say "
+        f"whether they are numbers, label=regression:{column}, or classes, label=class:{column}"
+    )
+
+
+def _text_classes(column: str, wanted: str, is_multilabel: bool, values: _Values) -> tuple[str, ...]:
+    """Returns the texts that occur, or the names in them, sorted."""
+    distinct, rows = set[str](), 0
+    for array in values(column):
+        names = _names(array)[0] if is_multilabel else _clean(array.unique())
+        distinct.update(set(names.unique().to_pylist()) - {None})
+        rows += len(array)
+        if len(distinct) > LARGEST_COUNT:
+            break
+    if not is_multilabel and not wanted:
+        _check_names(column, distinct, rows, values)
+    _refuse_many(column, distinct)
+    return tuple(sorted(distinct))
+
+
+def _refuse_many(column: str, distinct: set[Any]) -> None:
+    if len(distinct) > LARGEST_COUNT:
+        raise SourceError(
+            f"column {column!r} has more than {LARGEST_COUNT:,} different values, which are no classes; name "
+            "another column, or join rare values to one"
+        )
+
+
+def _check_names(column: str, distinct: set[str], rows: int, values: _Values) -> None:
+    """Refuses text that is hardly the name of a class: mostly numbers, or another text in most rows."""
+    if sum(map(is_number, distinct)) > len(distinct) / 2:
+        _refuse_text(column, values(column))
+    split = {name: [part for part in map(str.strip, name.split("|")) if part] for name in distinct}
+    multiple = min((name for name, parts in split.items() if len(parts) > 1), default=None)
+    if multiple is not None and len(set(chain.from_iterable(split.values()))) < len(distinct):
+        raise SourceError(
+            f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is several names, "
+            f"label=multilabel:{column}, or one, label=class:{column}"
+        )
+    # So many texts that nearly every row would be a class of its own.
+    if len(distinct) > FEW and len(distinct) > rows / 2:
+        comma = all(is_number(name.replace(",", ".")) for name in distinct)
+        raise SourceError(
+            f"column {column!r} has {len(distinct):,} different texts in {rows:,} rows, such as "
+            f"{printable(repr(min(distinct)))[:60]}, which are hardly names of classes; "
+            + ("write numbers with a point, not a comma" if comma else "name another column")
+            + f", or say that they are with label=class:{column}"
+        )
+
+
+def _refuse_text(column: str, arrays: Iterable[Any]) -> None:
+    values = chain.from_iterable(array.to_pylist() for array in arrays)
+    for row, value in enumerate(values, start=1):
+        if value not in (None, "") and not is_number(value):
+            raise SourceError(
+                f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
+                f"correct it, or say that the column is of classes, label=class:{column}"
+            )
+
+
+def _whole(array: Any) -> tuple[Any, _Mask]:
+    """Returns whole numbers, null where there are none, and a mask of the numbers that are others."""
+    import pyarrow as pa
+
+    if not pa.types.is_floating(array.type):
+        return array.cast(pa.int64()), np.zeros(len(array), bool)
+    numbers = array.to_numpy(zero_copy_only=False)
+    is_whole = (np.abs(numbers) < _EXACT) & (numbers == np.floor(numbers))
+    # numpy's int64 of NaN is undefined.
+    whole = np.where(is_whole, numbers, 0).astype(np.int64)
+    return pa.array(whole, mask=~is_whole), ~is_whole & ~np.isnan(numbers)
+
+
+def _clean(text: Any) -> Any:
+    """Returns names as they are compared: without spaces around them, and composed; null where empty."""
+    import pyarrow.compute as pc
+
+    text = pc.utf8_trim_whitespace(pc.utf8_normalize(text, form="NFC"))
+    return pc.if_else(pc.equal(text, ""), None, text)
+
+
+def _names(array: Any) -> tuple[Any, Any]:
+    """Returns the names in texts, with | between them, or in lists, and the row of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = array if pa.types.is_list(array.type) else pc.split_pattern(array, "|")
+    names, rows = _clean(lists.flatten()), lists.value_parent_indices()
+    return names.drop_null(), rows.filter(names.is_valid())
+
+
+def _is_names(arrays: Sequence[Any]) -> bool:
+    import pyarrow as pa
+
+    kind = arrays[0].type
+    return len(arrays) == 1 and (pa.types.is_list(kind) or pa.types.is_string(kind))
+
+
+def _missing(column: str, array: Any) -> Fault:
+    return Fault(
+        array.is_null().to_numpy(zero_copy_only=False), lambda _: f"has no value in column {column!r}"
+    )
+
+
+def _encode_class(label: Label, column: str, array: Any) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import pyarrow as pa
+
+    if pa.types.is_string(array.type):
+        encoded = array.dictionary_encode()
+        values = _clean(encoded.dictionary).take(encoded.indices)
+        known: Sequence[Any] = label.outputs
+    else:
+        values, known = _whole(array)[0], [*map(int, label.outputs)]
+    targets = _index(values, known)
+    return targets, [
+        _missing(column, values),
+        Fault(targets < 0, lambda row: f"has {_short(array[row])} in column {column!r}, none of its classes"),
+    ]
+
+
+def _encode_numbers(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import pyarrow as pa
+
+    targets = np.stack(
+        [array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) for array in arrays], axis=1
+    )
+    faults = []
+    for index, column in enumerate(columns):
+        wrong = ~(np.abs(targets[:, index]) <= LARGEST_FLOAT)
+
+        def reason(row: int, index: int = index, column: str = column) -> str:
+            return (
+                f"has {targets[row, index]:g} in column {column!r}, which is to be predicted, not a finite "
+                "number that 32 bits can hold"
+            )
+
+        faults.append(Fault(wrong, reason))
+    return targets[:, 0] if len(columns) == 1 else targets, faults
+
+
+def _encode_names(label: Label, column: str, array: Any) -> tuple[npt.NDArray[Any], list[Fault]]:
+    names, rows = _names(array)
+    rows, found = rows.to_numpy(), _index(names, label.outputs)
+    unknown = np.isin(np.arange(len(array)), rows[found < 0])
+    rows, found = rows[found >= 0], found[found >= 0]
+    targets = np.zeros((len(array), len(label.outputs)), np.int64)
+    targets[rows, found] = 1
+    return targets, [
+        Fault(unknown, lambda row: f"has {_short(array[row])} in column {column!r}, not only its names")
+    ]
+
+
+def _encode_flags(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    targets, faults = np.zeros((len(arrays[0]), len(columns)), np.int64), []
+    for index, (column, array) in enumerate(zip(columns, arrays, strict=True)):
+        if pa.types.is_string(array.type):
+            text = pc.utf8_lower(pc.utf8_trim_whitespace(array))
+            found = _index(text, ["0", "1", "false", "true"])
+            flags = np.where(found < 0, found, found % 2)
+        else:
+            flags = pc.fill_null(_whole(array)[0], -1).to_numpy(zero_copy_only=False)
+
+        def reason(row: int, array: Any = array, column: str = column) -> str:
+            return f"has {_short(array[row])} in column {column!r}, not 0 or 1"
+
+        faults.append(Fault((flags != 0) & (flags != 1), reason))
+        targets[:, index] = flags
+    return targets, faults
+
+
+def _index(values: Any, known: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """Returns the position of each value among the known ones; -1 where it has none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = pc.index_in(values, pa.array(known, values.type), skip_nulls=True)
+    return np.asarray(pc.fill_null(found, -1), np.int64)
+
+
+def _short(value: Any) -> str:
+    return printable(repr(value.as_py()))[:60]
