@@ -59,12 +59,14 @@ def test_warnings_facts_and_settings_are_shown():
     names = ("melanocytic nevus, left", "melanocytic nevus, right")
     blessing = make_blessing(warnings=("Shifted images are classified worse.",))
     image = (Feature("image", "uint8", (None, None, 3), "jpeg"), *make_manifest(NAMES).features[1:])
-    arguments = {"training": TrainingRecord(settings), "manifest": make_manifest(NAMES, image)}
+    history = {"loss": (0.9, 0.5, 0.4, 0.3, 0.2), "val_loss": (0.9, 0.5, 0.6, 0.7, 0.8)}
+    arguments = {"training": TrainingRecord(settings, history), "manifest": make_manifest(NAMES, image)}
 
     shown = make_report(evaluation, blessing=blessing, **arguments)
 
     page = Page(shown)
     assert "Shifted images are classified worse." in shown
+    assert "The curves cross after epoch 2:" in shown
     assert re.search(r"not finite</dt><dd[^>]*>1,234<", shown)
     assert page.row("image")[1] == "any x any x 3, jpeg"
     assert page.row("serving_default")[1] == "images: string [n] → probabilities: float32 [n, 3]"

@@ -58,6 +58,24 @@ def test_the_advice_follows_from_the_validation_loss(record: TrainingRecord, wor
     assert epochs is None or str(epochs) in remedy
 
 
+@pytest.mark.parametrize(
+    ("loss", "validation", "epoch"),
+    [
+        (FALLING, [0.9, 0.5, *[0.6] * 10], 2),
+        (FALLING, FALLING, 0),
+        ([1.0] * 12, [0.9, 0.5, *[0.6] * 10], 0),
+        (FALLING, [0.9, *[0.501, 0.5] * 5, 0.7], 0),
+        (FALLING, [], 0),
+    ],
+)
+def test_curves_cross_where_only_the_training_loss_falls(
+    loss: list[float], validation: list[float], epoch: int
+) -> None:
+    record = TrainingRecord(history={"loss": tuple(loss), "val_loss": tuple(validation)})
+
+    assert record.crossing == epoch
+
+
 @pytest.mark.parametrize(("weights", "advised"), [("", True), ("balanced", False)])
 def test_a_rare_class_that_is_missed_is_named(weights: str, advised: bool) -> None:
     whole = sound(0.89, never_predicted=1)

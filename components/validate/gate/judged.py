@@ -227,6 +227,17 @@ class TrainingRecord:
         return self.settings.get("settings") or {}
 
     @property
+    def crossing(self) -> int:
+        """Epoch, from 1, after which the validation loss rises while the training loss falls; 0 for none."""
+        loss, validation = self.history.get("loss", ()), self.history.get("val_loss", ())
+        if not 3 < len(loss) == len(validation):
+            return 0
+        best = min(range(len(validation)), key=validation.__getitem__)
+        lowest, end = validation[best], validation[-3:]
+        rises = best < len(validation) - 3 and sorted(end)[1] - lowest > _RISE * abs(lowest)
+        return best + 1 if rises and loss[-1] < loss[best] else 0
+
+    @property
     def initial_model(self) -> str:
         """The training's option `initial_model`; "" where it started from none."""
         return str(self.options.get("initial_model") or "")

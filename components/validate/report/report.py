@@ -284,6 +284,7 @@ def render_report(
         most_shown=MOST_SHOWN,
         most_drawn=_MOST_DRAWN_CLASSES,
         ruled={rule.metric for rule in blessing.rules},
+        crossing=training.crossing,
         learning=[draw_learning(name, training.history) for name in training.metrics],
         tables=fact_tables(manifest, export, training),
     )
