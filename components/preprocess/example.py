@@ -182,8 +182,12 @@ def parse(data: bytes) -> Features:
     if example.HasField("steps"):
         raise ValueError(_SEQUENCE)
     features = example.features.feature
-    kinds = ((name, feature, feature.WhichOneof("kind")) for name, feature in features.items())
-    return {name: (kind, getattr(feature, kind).value[:]) for name, feature, kind in kinds if kind}
+    found = Features()
+    for name in features:  # items() takes half as long again
+        feature = features[name]
+        if kind := feature.WhichOneof("kind"):
+            found[name] = kind, getattr(feature, kind).value[:]
+    return found
 
 
 def only_value(features: Features, name: str, kind: Kind | None = None) -> Value:
@@ -250,16 +254,25 @@ def _matrix(columns: Sequence[tuple[str, pa.Array, int]]) -> pa.BinaryArray:
     """Returns neighbouring entries of floats, whose bytes are at the same places in all rows."""
     import numpy as np
 
-    heads = [np.frombuffer(head(name, 4 * size, _TAG_2), np.uint8) for name, _, size in columns]
     rows = len(columns[0][1]) // columns[0][2]
-    width = sum(len(start) + 4 * size for start, (_, _, size) in zip(heads, columns, strict=True))
-    matrix, place = np.empty((rows, width), np.uint8), 0
-    for start, (_, values, size) in zip(heads, columns, strict=True):
-        begin, end = place + len(start), place + len(start) + 4 * size
-        matrix[:, place:begin] = start
-        matrix[:, begin:end] = values.to_numpy(zero_copy_only=False).view(np.uint8).reshape(rows, 4 * size)
-        place = end
-    return _binary(np.arange(rows + 1) * width, matrix)
+    template, offsets = b"", []
+    for name, _, size in columns:
+        template += head(name, 4 * size, _TAG_2)
+        offsets.append(len(template))
+        template += bytes(4 * size)
+    data = bytearray(template * rows)
+    kind = np.dtype(
+        {
+            "names": [f"{index}" for index in range(len(columns))],
+            "formats": [("<f4", (size,)) for _, _, size in columns],
+            "offsets": offsets,
+            "itemsize": len(template),
+        }
+    )
+    table = np.frombuffer(data, kind)
+    for index, (_, values, size) in enumerate(columns):
+        table[f"{index}"] = values.to_numpy(zero_copy_only=False).reshape(rows, size)
+    return _binary(np.arange(rows + 1) * len(template), data)
 
 
 def _varying(name: str, values: pa.Array, size: int) -> tuple[pa.Array, pa.Array]:
