@@ -14,7 +14,7 @@ import click
 from shardline.components.text import fitted
 from shardline.pipelines.cli.checks import check, doctor, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
-from shardline.pipelines.cli.models import champion, gate, rehearse, validate
+from shardline.pipelines.cli.models import champion, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit, upload
@@ -133,7 +133,7 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
 
 
 main.add_section("Start", new, doctor, compile, check)
-main.add_section("Data and models", preprocess, dataset, drift, validate, gate, champion)
+main.add_section("Data and models", preprocess, dataset, drift, validate, champion)
 main.add_section("Run on this machine", run, rehearse, train, launch)
 main.add_section("Run on the platform", upload, submit, schedule, cancel)
 main.add_section("Look at runs", status, logs, explain)

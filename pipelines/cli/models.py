@@ -1,10 +1,9 @@
-"""Commands about models: `shardline rehearse`, `validate`, `champion` and `gate`."""
+"""Commands about models: `shardline rehearse`, `validate` and `champion`."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +13,8 @@ import click
 
 from shardline.components.text import table
 from shardline.components.validate.gate.gate import Gate, Policy, read_gate
-from shardline.components.validate.gate.rules import parse_rule
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
-from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from shardline.components.model_store.champions import Pointer, Version
@@ -258,50 +255,3 @@ def _facts(directory: str, version: Version, pointer: Pointer) -> dict[str, str]
             "replaced": next(iter(before), "nothing"),
         }
     return {name: value for name, value in known.items() if value or name == "made with"}
-
-
-# Shares of the examples that only one of two models answers rightly.
-_SHARES = (0.01, 0.02, 0.05, 0.1)
-
-
-@click.group(cls=CommandGroup)
-def gate() -> None:
-    """Plan how many test examples a rule of the gate needs."""
-
-
-@gate.command()
-@click.option("--examples", type=click.IntRange(1, 10**9), help="Number of test examples: what they show.")
-@click.option("--loss", type=click.FloatRange(1e-4, 1, max_open=True), help="Loss to find: what it needs.")
-@click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
-def plan(examples: int | None, loss: float | None, champion: str) -> None:
-    """Say which loss --examples can show, or how many show a --loss.
-
-    A rule such as 'accuracy >= champion (within 0.01)' blocks a model that loses more, beyond chance. How
-    often depends on the share of examples that only one of the two models answers rightly. Both are those of
-    the champion in DIR and the model that it replaced. A loss of 0.01 is one point, or 1 % where the rule is
-    so.
-    """
-    if ((loss is None) == (examples is None) and (examples or not champion)) or loss != loss:
-        raise click.UsageError("give --examples N or --loss SHARE")
-    from shardline.components.validate.gate.power import ODDS, Measured, PairedTest
-
-    measured = Measured.of_champion(champion) if champion else Measured(1, {})
-    rule = parse_rule(measured.rule)
-    known = PairedTest.of(measured, rule)
-    if champion and not known:
-        raise SettingsError(
-            f"what the rule {rule.text!r} of the champion in {champion} finds is not known: it has no "
-            f"(within D), or {rule.expression} no interval"
-        )
-    within = rule.within or 0.0
-    rows = []
-    for test in [known] if known else [PairedTest(1, within, differ=share) for share in _SHARES]:
-        number = test.examples_needed(loss) if loss else examples or test.examples
-        if number is None:
-            raise SettingsError(f"no number of examples finds a loss of {loss:g}, as {rule.text!r} allows it")
-        test = replace(test, examples=number)
-        least = loss or test.smallest_loss()
-        share = "" if test.differ is None else f"{100 * test.differ:.3g} %"
-        rows.append((share, f"{number:,}", test.text(least) if least else "no loss"))
-    head = ("differ", "examples", f"found in {ODDS}")
-    show(False, None, f"Rule: {rule.text}", table(head, rows), *textwrap.wrap(test.basis, 79))

@@ -1,31 +1,29 @@
-"""What the gate can see: the power of its rule about the champion, in reports and as a command."""
+"""What the gate can see: the power of its rule about the champion, in reports."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from scipy.stats import norm
 
-from shardline.components.model_store.champions import publish
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.power import Measured, PairedTest
+from shardline.components.validate.gate.power import PairedTest
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.metrics.intervals import paired_share
-from shardline.pipelines.cli.main import main
-from tests.helpers.exports import write_export
-from tests.helpers.fake_storage import fake_storage
 from tests.helpers.reports import make_blessing, make_evaluation, make_report, with_champion
 
 RULE = parse_rule("accuracy >= champion (within 0.01)")
+
+
+def measured(examples: int, metrics: Any, intervals: Any = None, leads: Any = None) -> Any:
+    return SimpleNamespace(examples=examples, metrics=metrics, intervals=intervals or {}, leads=leads or {})
 
 
 def fails(better: int, worse: int, examples: int, within: float) -> bool:
@@ -101,7 +99,7 @@ def test_the_disagreement_of_a_champion_counts_and_groups_count_as_fewer_example
     error = math.sqrt((differ - difference**2) / 250)
     lead = Lead(difference, (-0.06, 0.02), 0.9, error, differ)
 
-    test = PairedTest.of(Measured(n, {"accuracy": 0.9}, leads={"accuracy": lead}), RULE)
+    test = PairedTest.of(measured(n, {"accuracy": 0.9}, leads={"accuracy": lead}), RULE)
 
     assert test is not None
     alone = PairedTest(250, 0.01, differ=differ)
@@ -111,21 +109,21 @@ def test_the_disagreement_of_a_champion_counts_and_groups_count_as_fewer_example
 
 
 def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from_the_truth() -> None:
-    counted = PairedTest.of(Measured(100, {"accuracy": 0.96}, {"accuracy": (0.9, 0.98)}), RULE)
+    counted = PairedTest.of(measured(100, {"accuracy": 0.96}, {"accuracy": (0.9, 0.98)}), RULE)
     assert counted is not None
     assert counted.differ == pytest.approx(0.04)
     assert "no champion" in counted.basis
 
     rule = parse_rule("rmse <= champion (within 2 %)")
-    error = PairedTest.of(Measured(100, {"rmse": 50.0}, {"rmse": (48.04, 51.96)}), rule)
+    error = PairedTest.of(measured(100, {"rmse": 50.0}, {"rmse": (48.04, 51.96)}), rule)
     assert error is not None
     assert error.unit == "%"
     assert error.smallest_loss() == pytest.approx(0.02 * (1 + norm.ppf(0.975) + norm.ppf(0.9)), rel=1e-3)
 
-    assert PairedTest.of(Measured(100, {"rmse": 50.0}), rule) is None
+    assert PairedTest.of(measured(100, {"rmse": 50.0}), rule) is None
 
     lead = Lead(-50.0, (-53.92, -46.08), 0.0, 2.0)
-    worse = PairedTest.of(Measured(100, {"rmse": 50.0}, leads={"rmse": lead}), rule)
+    worse = PairedTest.of(measured(100, {"rmse": 50.0}, leads={"rmse": lead}), rule)
     assert worse is not None
     assert worse.spread == pytest.approx(0.2, rel=1e-3)  # of the champion's 100
 
@@ -147,66 +145,3 @@ def test_a_report_says_what_its_gate_can_see_in_words_and_in_a_plot() -> None:
     assert f'aria-label="How often a loss is found, over the true loss. {sentence}."' in page
     assert "no champion to compare with" in make_page("skipped")
     assert "What this gate can see" not in make_page("off")
-
-
-def plan(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["gate", "plan", *arguments])
-
-
-def test_plan_says_what_examples_show_and_how_many_a_loss_needs() -> None:
-    shown = plan("--examples", "167").output.splitlines()[-1]
-    test = PairedTest(167, 0.01, differ=0.1)
-    assert f"167 {test.text(test.smallest_loss() or 0)}" in " ".join(shown.split())
-
-    table = plan("--loss", "0.03").output.splitlines()
-    assert [line.split()[0] for line in table[2:]] == ["1", "2", "5", "10"]
-    assert int(table[4].split()[2].replace(",", "")) == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03)
-
-
-@pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_plan_reads_the_disagreement_of_a_champion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    lead = {"difference": 0.01, "interval": [-0.02, 0.04], "p": 0.3, "error": 0.014, "differ": 0.04}
-    # The champion before was trained on 33 of the 200 examples.
-    metrics = {"macro_f1": 0.96, "accuracy": 0.97}
-    content = {"examples": 200, "metrics": metrics, "leads": {"accuracy": lead}, "intervals": {}}
-    compared = {**content, "examples": 167, "leads": {}}
-    evaluation = {**content, "fingerprint": "f", "split": "test", "compared": compared}
-    exported = write_export(tmp_path / "exported")
-    (exported / "evaluation.json").write_text(json.dumps(evaluation))
-    blessing = json.loads((exported / "blessing.json").read_text())
-    rule = "accuracy >= champion (within 0.03)"
-    judged = blessing | {"rules": [{"name": "champion", "rule": rule, "verdict": "skipped"}]}
-    (exported / "blessing.json").write_text(json.dumps(judged))
-    store = str(tmp_path / "champions")
-    with fake_storage("bucket", {}) as url:
-        if place == "bucket":
-            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-            store = "gs://bucket/champions"
-        publish(exported, store)
-
-        shown = plan("--champion", store)
-
-    assert shown.exit_code == 0, shown.output
-    assert f"Rule: {rule}" in shown.output
-    assert shown.output.splitlines()[2].split()[:3] == ["4", "%", "167"]
-    assert "4.0 % of the examples differ" in shown.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "give --examples N or --loss SHARE"),
-        (["--examples", "9", "--loss", "0.1"], "give --examples N or --loss SHARE"),
-        (["--examples", "0"], "--examples"),
-        (["--loss", "1.5"], "--loss"),
-        (["--loss", "0.005"], "'accuracy >= champion (within 0.01)' allows it"),
-        (["--champion", "nowhere"], "there is no directory nowhere"),
-    ],
-)
-def test_plan_refuses_what_makes_no_sense(arguments: list[str], said: str) -> None:
-    result = plan(*arguments)
-
-    assert result.exit_code == 2
-    assert said in result.output

@@ -9,19 +9,16 @@ decide on m and c, as they do in the gate. Other metrics, and many examples, hav
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
-from shardline.components.model_store.champions import require_store
-from shardline.components.validate.gate.gate import CHAMPION, DEFAULT_RULES, LEVEL
+from shardline.components.validate.gate.gate import LEVEL
 from shardline.components.validate.gate.rules import GateRule
-from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
+from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import mid_p
 from shardline.components.validate.metrics.metrics import COUNTED, SHARES
 
@@ -33,43 +30,6 @@ _MOST_EXACT = 500
 _ASSUMED = "Assumed, as there was no champion to compare with:"
 _NORMAL = NormalDist()
 _Z = _NORMAL.inv_cdf(0.975)
-
-
-@dataclass(frozen=True)
-class _Rule:
-    rule: str
-    name: str = ""
-    verdict: str = ""
-
-
-@dataclass(frozen=True)
-class _Judged:
-    rules: tuple[_Rule, ...] = ()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The fields of an `Evaluation` that the power follows from, and the rule about the champion."""
-
-    examples: int
-    metrics: Mapping[str, float | None]
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    leads: Mapping[str, Lead] = field(default_factory=dict)
-    compared: Measured | None = None
-    rule: str = DEFAULT_RULES[0].text
-
-    @classmethod
-    def of_champion(cls, uri: str) -> Measured:
-        """Returns what was measured of the champion in a store, its lead over its predecessor, and its rule.
-
-        Raises SettingsError, ModelError or PlatformError where there is none, or it cannot be read.
-        """
-        require_store(uri)
-        version = champions.require_current(uri)[1]
-        whole = champions.read_record(uri, version, EVALUATION_FILE, cls)
-        judged = champions.read_record(uri, version, BLESSING_FILE, _Judged).rules
-        rules = (each.rule for each in judged if each.name == CHAMPION and each.verdict != "off")
-        return replace(whole.compared or whole, leads=whole.leads, rule=next(rules, cls.rule))
 
 
 @dataclass(frozen=True)
@@ -98,7 +58,7 @@ class PairedTest:
     basis: str = ""
 
     @classmethod
-    def of(cls, measured: Measured | Evaluation, rule: GateRule, level: float = LEVEL) -> PairedTest | None:
+    def of(cls, measured: Evaluation, rule: GateRule, level: float = LEVEL) -> PairedTest | None:
         """Returns the test of a rule `(within D)`; None where its metric has no lead and no interval.
 
         Without a champion, the next model is assumed to differ from this one as often as this one from the
