@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from shardline.components.preprocess.inspect.profile import _widened
@@ -36,17 +37,20 @@ def found(
     *,
     dtype: str = "float32",
     labels: tuple[Label, ...] = (),
-    targets: list[Any] | None = None,
+    targets: dict[str, pa.Array] | None = None,
     column: str = "",
 ) -> dict[str, Anomaly]:
     """Returns the anomalies of columns, by column and problem; examples are called k0, k1, ..."""
-    check = SchemaCheck(wanted, [Feature(name, dtype) for name in values], labels, column)
-    count = len(targets) if targets is not None else len(next(iter(values.values())))
-    rows = [{name: column[index] for name, column in values.items()} for index in range(count)]
-    for part in (slice(2), slice(2, count)):  # what is looked at in two parts is counted together
+    features = [Feature(name, dtype) for name in values]
+    types = {"float32": pa.float64(), "int64": pa.int64(), "string": pa.string()}
+    columns = {name: pa.array(column, types[dtype]) for name, column in values.items()} | (targets or {})
+    count = len(next(iter(columns.values())))
+    first, later = (SchemaCheck(wanted, features, labels, column) for _ in range(2))
+    for check, part in ((first, slice(2)), (later, slice(2, None))):  # as in two processes
         keys = [f"k{index}" for index in range(count)][part]
-        check.add(keys, (targets if targets is not None else [0] * count)[part], rows[part])
-    return {f"{one.column} {one.problem}": one for one in check.anomalies()}
+        check.add(keys, {name: column[part] for name, column in columns.items()})
+    first.merge(json.loads(json.dumps(later.found())))
+    return {f"{one.column} {one.problem}": one for one in first.anomalies()}
 
 
 def test_a_schema_describes_columns(tmp_path: Path) -> None:
@@ -81,6 +85,12 @@ def constrained(kind: str, **constraints: Any) -> dict[str, Any]:
         (constrained("number", enum=["x"]), "enum must be a list of numbers"),
         (constrained("string", enum=[]), "enum must be a list of texts"),
         (constrained("string", pattern="("), "pattern must be"),
+        (constrained("string", pattern=")(|x"), "pattern must be"),
+        (constrained("string", pattern="(?=a)a"), "of RE2"),
+        (constrained("string", pattern="a{99999}"), "pattern must be"),
+        (constrained("string", pattern=3), "pattern must be"),
+        (constrained("string", enum=["\ud800"]), "enum must be a list of texts"),
+        (constrained("number", enum=[10**400]), "enum must be a list of numbers"),
         (constrained("string", minLength=-1), "minLength must be"),
         (constrained("number", required=1), "required must be"),
         ({"name": "a", "type": "number", "constraints": 3}, "constraints must be an object"),
@@ -157,6 +167,22 @@ def test_texts_have_an_enum_a_form_and_a_length() -> None:
     }
 
 
+def test_a_pattern_ends_and_is_of_the_whole_text() -> None:
+    wanted = schema({"name": "a", "type": "string", "constraints": {"pattern": "(a+)+|x"}})
+    values = ["a" * 50 + "!", "x\n", "x", "aaa"]
+    assert found(wanted, {"a": values}, dtype="string")["a pattern"].examples == 2
+
+
+def test_a_vector_is_checked_as_one_value() -> None:
+    wanted = schema({"name": "a", "constraints": {"maximum": 5}, "shardline:maxMissing": 0})
+    check = SchemaCheck(wanted, [Feature("a", "float32", (2,))], ())
+    values = [[9.0, 9.0], [math.nan, 1.0], [math.nan, math.nan]]
+    check.add(["k0", "k1", "k2"], {"a": pa.array(values, pa.list_(pa.float64(), 2))})
+    assert [(one.problem, one.key, one.value) for one in check.anomalies()] == [
+        ("maximum", "k0", "[9.0, 9.0]"), ("missing values", "k2", "")
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "values", "first"),
     [
@@ -189,17 +215,23 @@ def test_columns_are_missing_or_new() -> None:
     assert str(anomalies["a missing column"]) == "column 'a': no such column in the source"
 
 
+def classes(*indices: int) -> dict[str, pa.Array]:
+    return {"label": pa.array(indices)}
+
+
 def test_classes_are_known_by_their_names() -> None:
     label = Label("label", "class", ("cat", "dog", "yak"))
     field = {"name": "label", "type": "string", "constraints": {"enum": ["cat", "dog"]}}
-    [anomaly] = found(schema(field), {}, labels=(label,), targets=[0, 2, 1, 2]).values()
+    [anomaly] = found(schema(field), {}, labels=(label,), targets=classes(0, 2, 1, 2)).values()
     assert (anomaly.problem, anomaly.examples, anomaly.key, anomaly.value) == ("enum", 2, "k1", "'yak'")
     # A schema of the table's own columns calls it by its column.
     called = schema({**field, "name": "species"})
-    assert list(found(called, {}, labels=(label,), targets=[0, 2], column="species")) == ["species enum"]
+    assert list(found(called, {}, labels=(label,), targets=classes(0, 2), column="species")) == [
+        "species enum"
+    ]
     indices = Label("label", "class", ("0", "1", "2"))
     bounded = schema({"name": "label", "type": "integer", "constraints": {"maximum": 1}})
-    assert list(found(bounded, {}, labels=(indices,), targets=[0, 1, 2])) == ["label maximum"]
+    assert list(found(bounded, {}, labels=(indices,), targets=classes(0, 1, 2))) == ["label maximum"]
 
 
 def test_several_labels_have_a_field_each() -> None:
@@ -209,15 +241,13 @@ def test_several_labels_have_a_field_each() -> None:
         {"name": "width", "constraints": {"maximum": 5}},
         {"name": "height", "constraints": {"maximum": 5}},
     )
-    targets = [
-        {"tags": ["a"], "size": [1.0, 2.0]},
-        {"tags": ["a", "b"], "size": [1.0, 9.0]},
-        {"tags": [0, 1], "size": [1.0, 2.0]},
-        {"tags": [], "size": [1.0, 2.0]},
-    ]
+    targets = {
+        "tags": pa.array([[1, 0], [1, 1], [0, 1], [0, 0]], pa.list_(pa.int64(), 2)),
+        "size": pa.array([[1.0, 2.0], [1.0, 9.0], [1.0, 2.0], [1.0, 2.0]], pa.list_(pa.float64(), 2)),
+    }
     anomalies = found(wanted, {}, labels=labels, targets=targets)
-    assert {name: one.examples for name, one in anomalies.items()} == {
-        "tags enum": 2, "tags required": 1, "height maximum": 1
+    assert {name: (one.examples, one.value) for name, one in anomalies.items()} == {
+        "tags enum": (2, "['a', 'b']"), "tags required": (1, ""), "height maximum": (1, "9.0")
     }  # fmt: skip
 
 

@@ -361,6 +361,29 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     return Survey(plan, buckets, builder.counts.tolist(), frozenset(builder.existing), numbers_copies)
 
 
+def _stored_columns(
+    labels: Sequence[Label], features: Sequence[Feature], targets: Sequence[Any], values: Sequence[Any]
+) -> dict[str, Any]:
+    """Returns rows as columns, until sources yield columns themselves."""
+    import pyarrow as pa
+
+    rows = {feature: [row[feature.name] for row in values] for feature in features}
+    for label in labels:
+        own = [row[label.name] if len(labels) > 1 else row for row in targets]
+        rows[label.feature] = [
+            stored if label.feature.shape else stored[0] for stored in (_store(label, one, "") for one in own)
+        ]
+    columns = {}
+    for feature, column in rows.items():
+        if feature.dtype == "string":
+            array = pa.array([text for row in column for text in (row if feature.shape else [row])])
+        else:
+            array = pa.array(np.asarray(column, np.int64 if feature.dtype == "int64" else np.float64).ravel())
+        width = math.prod(side or 0 for side in feature.shape)
+        columns[feature.name] = pa.FixedSizeListArray.from_arrays(array, width) if feature.shape else array
+    return columns
+
+
 class _SurveyColumns(NamedTuple):
     """Facts about some examples, as columns.
 
@@ -453,7 +476,8 @@ class _RecordBuilder:
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _SurveyColumns:
         if self.schema:
-            self.schema.add(*zip(*self._unchecked, strict=True))
+            keys, targets, values = zip(*self._unchecked, strict=True)
+            self.schema.add(keys, _stored_columns(self.labels, self.features, targets, values))
             self._unchecked = []
         return _SurveyColumns(*zip(*found, strict=True))
 

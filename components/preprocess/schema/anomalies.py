@@ -1,20 +1,18 @@
-"""Anomalies: examples of a source that do not fit its schema, checked column by column.
-
-Some hundred examples are checked together, as arrays: one by one that takes longer than the whole survey.
-"""
+"""Anomalies: examples of a source that do not fit its schema, checked column by column, as Arrow has them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import astuple, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardline.components.preprocess.schema.labels import NO_VALUES
 from shardline.components.preprocess.schema.schema import (
@@ -26,6 +24,7 @@ from shardline.components.preprocess.schema.schema import (
     STRING,
     Field,
     Schema,
+    whole,
 )
 from shardline.trainer.base.errors import printable
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
@@ -33,10 +32,10 @@ from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, F
 _Mask = npt.NDArray[np.bool_]
 #: The problem, what was expected, and a mask of the values that have it.
 _Fault = tuple[str, str, _Mask]
-#: Returns the values of a column in some examples: from their keys, labels and features.
-_Extract = Callable[[Sequence[str], Sequence[Any], Sequence[Mapping[str, Any]]], Sequence[Any]]
-#: Yields the problems of some values.
-_Check = Callable[[Sequence[Any]], Iterator[_Fault]]
+#: Yields the problems of some values of a column.
+_Check = Callable[[pa.Array], Iterator[_Fault]]
+#: Returns a schema's column of examples from those that are stored.
+_Take = Callable[[Mapping[str, pa.Array]], pa.Array]
 
 #: Problems other than constraints of Table Schema.
 ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing values"
@@ -45,6 +44,7 @@ ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing va
 _TEXT = "text"
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _EXPECTED = {NUMBER: "a number", INTEGER: "a whole number", BOOLEAN: "true or false", STRING: "text"}
+_EXPECTED[LIST] = "a list of names"
 _IN_USE = "no such field in the schema; the column is used all the same"
 _LONGEST = 60
 
@@ -74,27 +74,43 @@ class SchemaCheck:
             columns[column] = columns.pop(LABEL)
         self._new = [name for name in columns if name not in schema.fields]
         columns |= {name: (columns[name][0], "name") for name in integer_texts}
-        columns["key"] = (lambda keys, labels, values: keys), "name"
+        columns["key"] = (lambda stored: stored["key"]), "name"
         self._columns = {
             name: (take, _column_check(schema.fields[name], schema, kind))
             for name, (take, kind) in columns.items()
             if name in schema.fields
         }
 
-    def add(self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]]) -> None:
-        """Checks some examples."""
+    def add(self, keys: Sequence[str], columns: Mapping[str, pa.Array]) -> None:
+        """Checks some examples: their keys, and targets and features by name as they are stored."""
         self._count += len(keys)
+        if "key" in self._columns:
+            # A name of a file that is not UTF-8 has lone surrogates.
+            texts = [key.encode("utf-8", "replace").decode() for key in keys]
+            columns = {**columns, "key": pa.array(texts, pa.string())}
         for name, (take, check) in self._columns.items():
-            column = take(keys, labels, values)
-            for problem, expected, mask in check(column):
-                if not (count := int(np.count_nonzero(mask))):
-                    continue
-                known = self._anomalies.get((name, problem))
-                if not known:
+            values = take(columns)
+            for problem, expected, mask in check(values):
+                if count := int(np.count_nonzero(mask)):
                     first = int(mask.argmax())
-                    value = "" if problem == MISSING else printable(repr(column[first]))[:_LONGEST]
-                    known = Anomaly(name, problem, expected, 0, 0, keys[first], value)
-                self._anomalies[name, problem] = replace(known, examples=known.examples + count)
+                    value = "" if problem == MISSING else printable(repr(values[first].as_py()))[:_LONGEST]
+                    self._record(Anomaly(name, problem, expected, count, 0, keys[first], value))
+
+    def found(self) -> list[Any]:
+        """Returns what was found so far, as JSON can hold it."""
+        return [self._count, *map(astuple, self._anomalies.values())]
+
+    def merge(self, found: Sequence[Any]) -> None:
+        """Adds what another check `found` in later examples."""
+        self._count += found[0]
+        for values in found[1:]:
+            self._record(Anomaly(*values))
+
+    def _record(self, anomaly: Anomaly) -> None:
+        name = anomaly.column, anomaly.problem
+        if known := self._anomalies.get(name):
+            anomaly = replace(known, examples=known.examples + anomaly.examples)
+        self._anomalies[name] = anomaly
 
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Returns the anomalies, by column in the order of the schema; new columns come last."""
@@ -116,117 +132,104 @@ class SchemaCheck:
         return (*result, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
 
 
-def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Extract, str]]:
+def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Take, str]]:
+    """Yields the columns by their names in a schema, with their kinds: float32[3], "name", "list"."""
     for label in labels:
-        yield from _label_columns(label, is_multiple=len(labels) > 1)
+        if label.kind == CLASS:
+            yield label.name, partial(_class_names, label), "name"
+        elif label.kind == MULTILABEL:
+            yield label.name, partial(_name_lists, label), LIST
+        else:
+            for index, output in enumerate(label.outputs):
+                yield output, partial(_numbers_at, label.name, index), "float32"
     for feature in features:
         name, kind = feature.name, feature.dtype + "".join(f"[{side}]" for side in feature.shape)
-        yield name, lambda _, __, values, name=name: [example[name] for example in values], kind  # type: ignore[misc]
+        yield name, lambda stored, name=name: stored[name], kind  # type: ignore[misc]
 
 
-def _label_columns(label: Label, *, is_multiple: bool) -> Iterator[tuple[str, _Extract, str]]:
-    name, outputs = label.name, label.outputs
+def _class_names(label: Label, stored: Mapping[str, pa.Array]) -> pa.Array:
+    return pa.array(label.outputs, pa.string()).take(stored[label.name])
 
-    def own_values(labels: Sequence[Any]) -> Sequence[Any]:
-        return [values[name] for values in labels] if is_multiple else labels
 
-    def named(value: Any) -> list[str]:
-        names = list(value)
-        if all(isinstance(name, str) for name in names):
-            return names
-        return [output for output, has in zip(outputs, names, strict=True) if has]
+def _name_lists(label: Label, stored: Mapping[str, pa.Array]) -> pa.Array:
+    flags = stored[label.name].flatten().to_numpy().reshape(-1, len(label.outputs)) != 0
+    ends = np.cumsum(np.count_nonzero(flags, axis=1))
+    names = pa.array(label.outputs, pa.string()).take(pa.array(flags.nonzero()[1]))
+    return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), names)
 
-    def numbers(index: int) -> _Extract:
-        return lambda _, labels, __: [
-            float(value[index] if hasattr(value, "__len__") else value) for value in own_values(labels)
-        ]
 
-    if label.kind == CLASS:
-        yield name, lambda _, labels, __: [outputs[index] for index in own_values(labels)], "name"
-    elif label.kind == MULTILABEL:
-        yield name, lambda _, labels, __: list(map(named, own_values(labels))), LIST
-    else:
-        for index, output in enumerate(outputs):
-            yield output, numbers(index), "float32"
+def _numbers_at(name: str, index: int, stored: Mapping[str, pa.Array]) -> pa.Array:
+    values = stored[name]
+    return pc.list_element(values, index) if pa.types.is_fixed_size_list(values.type) else values
 
 
 def _column_check(field: Field, schema: Schema, kind: str) -> _Check:
-    """Returns the check of a column's values, of a `kind` such as float32[3], "name" or "list"."""
+    """Returns the check of a column's values, of a `kind` as `_columns` has it."""
     kind, _, width = kind.partition("[")
     if width:
-        check, size = _column_check(field, schema, kind), int(width[:-1])
-
-        def check_vectors(vectors: Sequence[Any]) -> Iterator[_Fault]:
-            for problem, expected, mask in check([value for vector in vectors for value in vector]):
-                wrong = np.count_nonzero(mask.reshape(-1, size), axis=1)
-                yield problem, expected, wrong == size if problem == MISSING else wrong > 0
-
-        return check_vectors
-    if kind == LIST or field.type == LIST:
-        return _list_check(field, kind)
-    if kind in ("string", "name"):
-        return _text_check(field, schema, kind)
+        return partial(_vector_faults, _column_check(field, schema, kind), int(width[:-1]))
+    is_list = kind == LIST
+    if is_list != (field.type == LIST) and (field.type != ANY):
+        return lambda values: iter([(TYPE, _EXPECTED[field.type], np.ones(len(values), bool))])
+    if is_list:
+        return partial(_list_faults, field)
+    if kind in ("string", "name") and field.type in (STRING, ANY):
+        return partial(_text_faults, field, pa.array(schema.missing, pa.string()))
     return _number_check(field, schema, kind)
 
 
-def _list_check(field: Field, kind: str) -> _Check:
-    known = frozenset(field.constraints.get("enum", ()))
-    expected = f"some of {_listed(field)}"
-
-    def check(values: Sequence[Any]) -> Iterator[_Fault]:
-        if field.type not in (LIST, ANY) or kind != LIST:
-            wanted = "a list of names" if field.type == LIST else _EXPECTED[field.type]
-            yield TYPE, wanted, np.ones(len(values), bool)
-            return
-        yield MISSING, "a value", _mask(not value for value in values)
-        if known:
-            yield "enum", expected, _mask(not known.issuperset(value) for value in values)
-
-    return check
+def _vector_faults(check: _Check, size: int, vectors: pa.Array) -> Iterator[_Fault]:
+    for problem, expected, mask in check(vectors.flatten()):
+        wrong = np.count_nonzero(mask.reshape(-1, size), axis=1)
+        yield problem, expected, wrong == size if problem == MISSING else wrong > 0
 
 
-def _text_check(field: Field, schema: Schema, kind: str) -> _Check:
-    missing = frozenset(schema.missing)
-    rules: Mapping[str, Callable[[Any], tuple[str, Callable[[str], Any]]]] = {
-        "enum": lambda known: (f"one of {_listed(field)}", frozenset(known).__contains__),
-        "pattern": lambda form: (f"the form {form}", re.compile(form).fullmatch),
-        "minLength": lambda least: (f"{least:,} characters or more", lambda one: len(one) >= least),
-        "maxLength": lambda most: (f"{most:,} characters or fewer", lambda one: len(one) <= most),
-    }
-    constraints = field.constraints if field.type == STRING else {}
-    checks = [(word, *rules[word](value)) for word, value in constraints.items() if word in rules]
-    is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
-    number_rules = list(_number_rules(field, "")) if is_number else []
-    names = _TRUTHS if field.type == BOOLEAN else {}
+def _list_faults(field: Field, values: pa.Array) -> Iterator[_Fault]:
+    yield MISSING, "a value", pc.list_value_length(values).to_numpy() == 0
+    if "enum" in field.constraints:
+        mask = np.zeros(len(values), bool)
+        unknown = ~_is_in(values.flatten(), field.constraints["enum"])
+        mask[pc.list_parent_indices(values).to_numpy()[unknown]] = True
+        yield "enum", f"some of {_listed(field)}", mask
 
-    def check(values: Sequence[str]) -> Iterator[_Fault]:
-        absent = _mask(value in missing for value in values)
-        if is_number:
-            absent |= _mask(value.strip() in NO_VALUES for value in values)
-            numbers = np.array([_number(value, names) for value in values])
-            yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
-            for problem, expected, is_wrong in number_rules:
-                yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
-            if kind != "name":
-                yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
-        for problem, expected, is_right in checks:
-            yield problem, expected, ~absent & _mask(not is_right(value) for value in values)
-        yield MISSING, "a value", absent
 
-    return check
+def _text_faults(field: Field, missing: pa.Array, values: pa.Array) -> Iterator[_Fault]:
+    absent, lengths = _is_in(values, missing), pc.utf8_length(values).to_numpy()
+    for word, limit in field.constraints.items():
+        if word == "enum":
+            yield word, f"one of {_listed(field)}", ~absent & ~_is_in(values, limit)
+        elif word == "pattern":
+            fits = pc.match_substring_regex(values, whole(limit)).to_numpy(zero_copy_only=False)
+            yield word, f"the form {limit}", ~absent & ~fits
+        elif word == "minLength":
+            yield word, f"{limit:,} characters or more", ~absent & (lengths < limit)
+        elif word == "maxLength":
+            yield word, f"{limit:,} characters or fewer", ~absent & (lengths > limit)
+    yield MISSING, "a value", absent
 
 
 def _number_check(field: Field, schema: Schema, kind: str) -> _Check:
+    """Returns the check of numbers, or of texts that should be numbers."""
+    is_text = kind in ("string", "name")
     missing = np.array([number for number in map(_number, schema.missing) if not math.isnan(number)])
-    checks = list(_number_rules(field, kind))
+    none = [*schema.missing, *NO_VALUES]
+    names = _TRUTHS if field.type == BOOLEAN else {}
+    checks = list(_number_rules(field, "" if is_text else kind))
 
-    def check(values: Sequence[float]) -> Iterator[_Fault]:
-        numbers = np.asarray(values, np.int64 if kind == "int64" else np.float64)
-        absent = np.isnan(numbers)
-        if len(missing):
-            absent |= np.isin(numbers, missing)
+    def check(values: pa.Array) -> Iterator[_Fault]:
+        if is_text:
+            absent = _is_in(values, none) | _is_in(pc.utf8_trim_whitespace(values), none)
+            distinct = values.dictionary_encode()
+            found = np.array([_number(text, names) for text in distinct.dictionary.to_pylist()], np.float64)
+            numbers = found[distinct.indices.to_numpy()]
+            yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
+        else:
+            numbers = values.to_numpy()
+            absent = np.isnan(numbers) | np.isin(numbers, missing)
         for problem, expected, is_wrong in checks:
-            yield problem, expected, ~absent & is_wrong(numbers)
+            yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
+        if kind == "string":
+            yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
         yield MISSING, "a value", absent
 
     return check
@@ -261,15 +264,16 @@ def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[
         yield "enum", f"one of {_listed(field)}", lambda numbers: ~np.isin(numbers, known)
 
 
-def _number(value: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
+def _number(value: str, others: Mapping[str, float] = {}) -> float:
     """Returns the number that a text is, or its value in `others`; NaN if it has none."""
     with contextlib.suppress(ValueError):
         return float(value)
     return others.get(value.strip().lower(), math.nan)
 
 
-def _mask(values: Iterator[Any]) -> _Mask:
-    return np.fromiter(values, bool)
+def _is_in(values: pa.Array, known: Any) -> _Mask:
+    mask: _Mask = pc.is_in(values, value_set=pa.array(known, pa.string())).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _listed(field: Field) -> str:

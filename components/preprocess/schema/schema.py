@@ -7,7 +7,6 @@ that holds.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def read(path: str) -> Schema:
         )
     _check_known(content, _SCHEMA_PROPERTIES, "property", where)
     missing = content.get("missingValues", [""])
-    if not isinstance(missing, list) or not all(isinstance(value, str) for value in missing):
+    if not isinstance(missing, list) or not all(map(_is_text, missing)):
         raise SettingsError(f'{where}: missingValues must be a list of texts, such as ["", "NA", "-999"]')
     fields: dict[str, Field] = {}
     for number, content_of_field in enumerate(content["fields"], start=1):
@@ -144,28 +143,40 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
+def whole(pattern: str) -> str:
+    """Returns the pattern of a whole text."""
+    return rf"\A(?:{pattern})\z"
+
+
 def _is_pattern(value: Any) -> bool:
+    """Returns whether RE2 reads it, whose time is bounded for any pattern and text."""
+    import pyarrow as pa  # late: only patterns need it
+    import pyarrow.compute as pc
+
     try:
-        return isinstance(value, str) and bool(re.compile(value))
-    except re.error:
+        return all(pc.match_substring_regex(pa.array([""]), form) for form in (value, whole(value)))
+    except (TypeError, ValueError):
         return False
 
 
-def _is_list(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, list) and bool(value) and all(type(item) in kinds for item in value)
-    )
+def _is_text(value: Any) -> bool:
+    """Returns whether it is a text that UTF-8 can hold."""
+    return isinstance(value, str) and value == value.encode(errors="ignore").decode()
 
 
-_NUMBERS = (_is_list(int, float), "a list of numbers, one or more")
-_TEXTS = (_is_list(str), "a list of texts, one or more")
+def _is_list(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and bool(value) and all(map(is_item, value))
+
+
+_NUMBERS = (_is_list(_is_number), "a list of numbers, one or more")
+_TEXTS = (_is_list(_is_text), "a list of texts, one or more")
 _LENGTH = (lambda value: type(value) is int and value >= 0, "a whole number from 0")
 #: Check of a constraint's value, and its description; for an enum, by the type of the field.
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "required": (lambda value: isinstance(value, bool), "true or false"),
     "minimum": (_is_number, "a number"),
     "maximum": (_is_number, "a number"),
-    "pattern": (_is_pattern, "a regular expression"),
+    "pattern": (_is_pattern, "a regular expression of RE2 (github.com/google/re2/wiki/Syntax)"),
     "minLength": _LENGTH,
     "maxLength": _LENGTH,
     NUMBER: _NUMBERS,
