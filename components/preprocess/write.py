@@ -148,8 +148,9 @@ class ShardWriter:
 
 
 def _parts(block: Records) -> Iterator[Records]:
-    """Yields records in parts, so that the bytes of their texts are about those of a block."""
-    ends = np.cumsum([len(text) for text in block.texts]) // _BLOCK
+    """Yields records in parts whose texts and images, as far as their sizes are known, fill a block."""
+    lengths = block.heads["length"]
+    ends = np.cumsum(np.maximum(lengths, ~lengths) + np.fromiter(map(len, block.texts), np.int64)) // _BLOCK
     bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), block.count]
     for start, end in pairwise(bounds):
         yield Records(block.heads[start:end], block.texts[start:end])

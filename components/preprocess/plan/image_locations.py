@@ -60,6 +60,8 @@ class ImageReader:
         self._spool = spool
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
+        self._prefixes: dict[int, bytes] = {}
+        self._is_prefetching = False
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -88,19 +90,30 @@ class ImageReader:
             return data
 
         self.read = read  # type: ignore[method-assign,assignment]
+        self._is_prefetching = True
 
     def read(self, record: Fields) -> bytes:
         """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
         key, path, _, _, location, offset, length = record
-        if length <= WHOLE_FILE:
-            file = os.fsencode(self._locations[location].path) + (path or key)
-            if file.startswith(b"gs://"):
-                return read_remote(os.fsdecode(file), key_text(key), ~length, offset)
-            return self._read_file(file, key)
-        return self._read_span(location, offset, length, key)
+        if length > WHOLE_FILE:
+            return self._read_spans([location], [offset], [length], [key])[0]
+        if (prefix := self._prefixes.get(location)) is None:
+            prefix = self._prefixes[location] = os.fsencode(self._locations[location].path)
+        file = prefix + (path or key)
+        if file.startswith(b"gs://"):
+            return read_remote(os.fsdecode(file), key_text(key), ~length, offset)
+        return self._read_file(file, key)
 
     def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
-        """Yields the encoded images of records, b"" for those without one, in lists of about `size` bytes."""
+        """Yields the encoded images of records, b"" for those without one.
+
+        They are in lists of about `size` bytes, or in one where all of them are in files of many.
+        """
+        locations, lengths = block.heads["location"], block.heads["length"]
+        if not self._is_prefetching and (lengths > WHOLE_FILE).all() and (locations != NO_LOCATION).all():
+            offsets = block.heads["offset"].tolist()
+            yield self._read_spans(locations.tolist(), offsets, lengths.tolist(), block.keys())
+            return
         batch, held = list[bytes](), 0
         for record in block.fields():
             data = b"" if record.location == NO_LOCATION else self.read(record)
@@ -112,15 +125,19 @@ class ImageReader:
         if batch:
             yield batch
 
-    def _read_span(self, location: int, offset: int, length: int, key: bytes) -> bytes:
+    def _read_spans(
+        self, locations: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], keys: Sequence[bytes]
+    ) -> list[bytes]:
+        found = list[bytes]()
         try:
             with self._lock:  # files are closed when there are too many
-                data = os.pread(self._file(location), length, offset)
+                found.extend(map(os.pread, map(self._file, locations), lengths, offsets))
         except OSError as error:
-            raise _unreadable(key, error) from None
-        if len(data) != length:
-            raise changed_error(key_text(key), "became shorter")
-        return data
+            raise _unreadable(keys[len(found)], error) from None
+        for data, length, key in zip(found, lengths, keys, strict=True):
+            if len(data) != length:
+                raise changed_error(key_text(key), "became shorter")
+        return found
 
     def _file(self, number: int) -> int:
         if (known := self._files.get(number)) is not None:
@@ -148,11 +165,13 @@ class ImageReader:
     def _read_file(self, path: bytes, key: bytes) -> bytes:
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(file, "rb", buffering=0) as opened:
+            try:
                 status = os.fstat(file)
-                data = opened.read(status.st_size)
-                while len(data) < status.st_size and (more := opened.read(status.st_size - len(data))):
+                data = os.read(file, status.st_size)
+                while len(data) < status.st_size and (more := os.read(file, status.st_size - len(data))):
                     data += more
+            finally:
+                os.close(file)
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None
