@@ -95,9 +95,29 @@ def test_directories_that_are_not_a_folder_per_class(tmp_path: Path) -> None:
         opened(root)
     with pytest.raises(SourceError, match=r"cannot read the directory '.*notes.txt': Not a directory"):
         opened(root / "notes.txt")
-    write(tmp_path / "split", "test/cat/1.jpg", "train/cat/2.jpg", "train/dog/1.jpg")
-    with pytest.raises(SourceError, match=r"folders test, train, which are splits, .* as .*/split/train, or"):
-        opened(tmp_path / "split")
+
+
+@pytest.mark.parametrize(
+    ("names", "inner"),
+    [
+        (("test/cat/1", "train/cat/2", "train/dog/1"), "train"),
+        (("Test Set/cat/1", "Training Set/cat/2"), "Training Set"),
+        (("dev/1", "test/1", "train/1"), "train"),
+        (("train/a/1", "eval/a/1"), "train"),
+        (("seg_test/a/1", "seg_test/b/1", "seg_train/a/1", "seg_train/b/1", "seg_pred/1"), "seg_train"),
+        (("seg_test/seg_test/a/1", "seg_test/seg_test/b/1", "seg_train/a/1", "seg_train/b/1"), "seg_train"),
+        (("train/1", "bus/1"), ""),
+        (("test tube/1", "train station/1"), ""),
+        (("latest/a/1", "oldest/a/1"), ""),
+    ],
+)
+def test_folders_that_are_splits_are_no_classes(tmp_path: Path, names: tuple[str, ...], inner: str) -> None:
+    root = write(tmp_path / "photos", *names)
+    if inner:
+        with pytest.raises(SourceError, match=rf"are splits, not classes; name .* as {root}/{inner}, or"):
+            opened(root)
+    else:
+        assert opened(root).class_names == tuple(sorted({name.split("/")[0] for name in names}))
 
 
 def write_csv(path: Path, text: str) -> Path:

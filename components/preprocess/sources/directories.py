@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import operator
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,11 @@ LARGEST_BYTES = 1 << 20
 # Name of the column of paths relative to the directory.
 _PATH = "path"
 
-_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+# Splits by their names alone, and what may be one, as "seg_train", or a class, as "test tube".
+_SPLIT_WORD = r"(?:train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?)(?:[ _-]?set)?"
+_SPLIT, _MAYBE_SPLIT = (
+    re.compile(form, re.I) for form in (_SPLIT_WORD, rf"(.*[^a-z])?{_SPLIT_WORD}([^a-z].*)?")
+)
 
 
 def open_directory(directory: str, settings: PreprocessSettings) -> Source:
@@ -68,10 +73,13 @@ class ClassFolders:
                 )
             folders.append(name[:-1])
         self.class_names = tuple(sorted(folders))
-        if folders and _SPLIT_NAMES.issuperset(map(str.lower, folders)):
-            inner = max(self.class_names, key=lambda name: name.lower().startswith("train"))
+        splits = list(filter(_MAYBE_SPLIT.fullmatch, self.class_names))
+        if (folders and all(map(_SPLIT.fullmatch, folders))) or (
+            len(splits) > 1 and _have_same_folders(root, splits)
+        ):
+            inner = max(splits, key=lambda name: "train" in name.lower())
             raise SourceError(
-                f"{root} has the folders {', '.join(self.class_names)}, which are splits, not classes; name "
+                f"{root} has the folders {', '.join(splits)}, which are splits, not classes; name "
                 f"the directory of the classes' folders, such as {root}/{inner}, or give a CSV file of labels"
             )
 
@@ -89,6 +97,21 @@ class ClassFolders:
             yield Example(file.name, label, Span(file.path, generation, ~max(file.size, 0)))
         for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
             raise SourceError(f"class folder {folder!r} of {self._root} is empty; remove it or fill it")
+
+
+def _have_same_folders(root: str, names: Sequence[str]) -> bool:
+    """Returns whether each of a directory's folders has the folder of a class that all of them have."""
+    shared: set[str] | None = None
+    for name in names:
+        found, folder = [f"{name}/"], root
+        while len(found) == 1 and found[0].endswith("/"):  # also seg_train/seg_train/CLASS
+            folder = f"{folder}/{found[0][:-1]}"
+            found = list(remote_files.open_listing(folder).top())
+        inner = {each for each in found if each.endswith("/")}
+        shared = inner if shared is None else shared & inner
+        if not shared:
+            return False
+    return True
 
 
 class ListedFiles(TableRows):
