@@ -43,7 +43,7 @@ def read(directory: Path, settings: PreprocessSettings) -> Examples:
     names = pa.array(manifest.class_names)
     batches = [
         {**measure(columns, manifest), "label": names.take(columns["label"].flatten())}
-        for columns in read_sample(directory, manifest, manifest.shards, records=100_000, max_bytes=1 << 30)
+        for columns in read_sample(directory, manifest, manifest.shards, whole=True)
     ]
     return {name: pa.concat_arrays([batch[name] for batch in batches]) for name in batches[0]}
 

@@ -210,7 +210,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import google_crc32c
     import tensorflow as tf
 
-    from shardline.components.preprocess.example import parse
+    from shardline.components.preprocess.example import decode
     from shardline.components.preprocess.write import tally
     from shardline.components.validate.export.export import take_samples
 
@@ -218,7 +218,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     splits = {}
     for name in manifest.splits:
         examples = take_samples(manifest, dataset, _MAX_EXAMPLES, [name])
-        parsed = [parse(example) for example in examples]
+        columns, _ = decode(examples)
         path = out / f"{name}-00000-of-00001.tfrecord"
         with tf.io.TFRecordWriter(str(path)) as writer:
             for example in examples:
@@ -226,10 +226,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
         data = path.read_bytes()
         checksum = f"{google_crc32c.value(data):08x}"
         shard = manifests.Shard(path.name, len(examples), len(data), checksum)
-        tallies = {
-            label.name: tally(label, [example[label.name][1] for example in parsed])
-            for label in manifest.labels
-        }
+        tallies = {label.name: tally(label, columns[label.name].to_pylist()) for label in manifest.labels}
         splits[name] = Split((shard,), tallies)
     sample = replace(manifest, splits=splits, keys=None)
     manifests.save(sample, out)

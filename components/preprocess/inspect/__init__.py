@@ -21,12 +21,15 @@ from shardline.components.preprocess.example import Kind, decode
 from shardline.components.preprocess.process_pool import Report
 from shardline.components.preprocess.tfrecord import Record, read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
+from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
 
 _KINDS: Mapping[str, Kind] = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
 # Most records of a batch, and bytes after which it ends.
 _ROWS, _BYTES = 256, 4 << 20
+# Records of a sample, and bytes after which it ends.
+_SAMPLE, _SAMPLE_BYTES = 2_000, 128 << 20
 
 #: The values of each feature in some records, as lists of the feature's length.
 Columns = Mapping[str, pa.ListArray]
@@ -55,30 +58,32 @@ def read_batches(
 
     Raises SourceError where the rest of the shard cannot be read: it is cut off, or a length is damaged.
     """
-    records, failure, is_end = islice(read_records(path), most), None, False
-    while not is_end:
-        found, size = list[Record | BadRecordError](), 0
+    records = islice(read_records(path), most)
+    while True:
+        found, size, failure = list[Record | BadRecordError](), 0, None
         try:
-            for record in records:
+            while len(found) < _ROWS and size < _BYTES and (record := next(records, None)):
                 found.append(record)
-                size += 0 if isinstance(record, BadRecordError) else len(record.data)
-                if len(found) == _ROWS or size > _BYTES:
-                    break
-            else:
-                is_end = True
+                size += len(_data(record))
         except SourceError as error:
-            failure, is_end = error, True
+            failure = error
         if found:
             yield _make_batch(found, features, size)
         if report:
             report(len(found), size)
+        if failure or not found:
+            break
     if failure:
         raise failure
 
 
+def _data(record: Record | BadRecordError) -> bytes:
+    return b"" if isinstance(record, BadRecordError) else record.data
+
+
 def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Feature], size: int) -> Batch:
-    data = [b"" if isinstance(record, BadRecordError) else record.data for record in found]
-    columns, faults = decode(data, {feature.name: _KINDS[feature.dtype] for feature in features})
+    kinds = {feature.name: _KINDS[feature.dtype] for feature in features}
+    columns, faults = decode(list(map(_data, found)), kinds)
     faults |= {row: each.reason for row, each in enumerate(found) if isinstance(each, BadRecordError)}
     for feature in features:
         name, expected = feature.name, width(feature)
@@ -86,7 +91,7 @@ def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Fea
         for row in np.flatnonzero(lengths != expected).tolist():
             has = f"feature {name!r} has {lengths[row]} values, not {expected}"
             faults.setdefault(row, has if lengths[row] >= 0 else f"has no feature {name!r}")
-    for name in sorted(columns.keys() - {feature.name for feature in features}):
+    for name in sorted(columns.keys() - kinds):
         for row in np.flatnonzero(columns.pop(name).is_valid()).tolist():
             faults.setdefault(row, f"has a feature {name!r} that the manifest does not name")
     rows = [row for row in range(len(found)) if row not in faults]
@@ -95,22 +100,17 @@ def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Fea
 
 
 def read_sample(
-    directory: Path,
-    manifest: Manifest,
-    shards: Sequence[Shard],
-    *,
-    records: int = 0,
-    max_bytes: int = 0,
-    report: Report | None = None,
+    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, whole: bool = False
 ) -> Iterator[Columns]:
-    """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer; or all.
+    """Yields the first records of up to 16 shards, about 2,000 in all, of large ones fewer; or the whole.
 
-    They are a random sample, as shards are written in the order of hashes. Each shard is read up to its share
-    of `max_bytes`. Raises DatasetError if one cannot be read.
+    They are a random sample, as shards are written in the order of hashes. Raises DatasetError if a shard
+    cannot be read.
     """
-    if records:
+    report, most = Meter("read", manifest.records, topic="dataset").advance if whole else None, None
+    if not whole:
         shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
-    most = -(-records // len(shards)) or None
+        most = -(-_SAMPLE // len(shards))
     for shard in shards:
         size = 0
         try:
@@ -119,7 +119,7 @@ def read_sample(
                     raise SourceError(f"a record {fault}")
                 yield batch.columns
                 size += batch.bytes
-                if records and size >= max_bytes // len(shards):
+                if not whole and size >= _SAMPLE_BYTES // len(shards):
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(

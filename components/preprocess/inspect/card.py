@@ -16,8 +16,6 @@ from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 
-_RECORDS = 2048
-_BYTES = 64 << 20
 _SIDE = 96
 _ROWS, _LONGEST = 10, 300
 # A sample of more columns has a row for each of them, and fewer examples.
@@ -105,7 +103,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     each, records = 6 if len(classes) <= 10 else 4, 0
     measured, rows = list[Mapping[str, Any]](), list[list[str]]()
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
-    for columns in read_sample(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
+    for columns in read_sample(directory, manifest, manifest.shards):
         measured.append(profile.measure(columns, manifest, {manifest.time_feature}))
         keys = [text(key) for (key,) in columns["key"].to_pylist()]
         records += len(keys)

@@ -28,12 +28,9 @@ from shardline.components.preprocess.schema.labels import MOST_CLASSES, SHARE
 from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MISSING, NUMBER, STRING
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, printable
-from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Spread
 from shardline.trainer.data.manifest import Manifest
 
-#: Most examples that are read, and their bytes.
-RECORDS, BYTES = 2_000, 256 << 20
 #: Texts are counted by so many characters of their beginning.
 LONGEST_VALUE = 100
 
@@ -122,9 +119,7 @@ def make_profile(
                 labels[label.name] = counts
             for output, count in counts.items() if label.kind == MULTILABEL else ():
                 labels[f"{label.name} {output}"] = {"yes": count, "no": found.records - count}
-    limits = {} if whole else {"records": RECORDS, "max_bytes": BYTES}
-    report = Meter("read", manifest.records, topic="dataset").advance if whole else None
-    batches = read_sample(directory, manifest, shards, report=report, **limits)
+    batches = read_sample(directory, manifest, shards, whole=whole)
     measured = [measure(batch, manifest, without) for batch in batches]
     return summarize(measured, labels, manifest.fingerprint, split)
 
