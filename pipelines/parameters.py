@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.changes.detection import read_settings
+from shardline.components.changes.detection import fill_in_date, read_settings
 from shardline.components.code import is_own
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -278,6 +278,7 @@ def check_values(
             )
     source = parameters["source"]
     check_form(source)
+    fill_in_date(source, datetime.datetime.now(datetime.UTC))
     # {date} is known at run time only, and a bucket may not be accessible from this machine.
     is_remote = any(part in source for part in ("{date", "{last ", "://", ":/gcs/"))
     if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):

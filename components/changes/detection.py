@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 from shardline.components.model_store import BLESSING_FILE, MODEL_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
@@ -51,7 +52,11 @@ from shardline.trainer.data import manifest as manifests
 LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"
 _SCHEMA = "content of schema"
-_DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
+_DATE = re.compile(
+    r"\{(?P<what>date|last (?P<days>\d{1,4}) days)(?: in (?P<zone>[\w+/-]+))?(?::(?P<form>[^{}]*))?\}"
+)
+# A field of another name, but not a time of BigQuery, nor a class of characters such as \p{Lu}.
+_OTHER = re.compile(r"(?<!\\[pP])\{(?!snapshot\})[A-Za-z][^{},]*\}")
 _MAX_DAYS = 400
 #: Without a schedule, the platform's schedule time is 0 in Unix time: 1970, or 1969 in the west.
 _EPOCH = 1970
@@ -169,21 +174,40 @@ def run_time(scheduled: str, created: str) -> datetime:
 
 
 def fill_in_date(source: str, time: datetime) -> str:
-    """Replaces {date} (2026-11-20) and {date:%Y/%m/%d} in a source.
+    """Replaces {date} (2026-11-20), {date:%Y/%m/%d} and {date in America/Los_Angeles} in a source.
 
     {last 28 days} becomes the list of the 28 days that end with the date, {2026-10-24,...,2026-11-20}. Raises
-    SettingsError when the number of days is out of range.
+    SettingsError for any other field, an unknown zone, and a number of days that is out of range.
     """
 
     def replacement(match: re.Match[str]) -> str:
-        form = match["form"] or "%Y-%m-%d"
-        if not match["days"]:
-            return time.strftime(form)
-        days = int(match["days"])
+        form, days, day = match["form"] or "%Y-%m-%d", int(match["days"] or 1), time
         if not 1 <= days <= _MAX_DAYS:
             raise SettingsError(f"source has {match[0]!r}; the number of days must be 1 to {_MAX_DAYS}")
-        dates = (time - timedelta(days=before) for before in reversed(range(days)))
+        if match["zone"]:
+            try:
+                day = time.astimezone(ZoneInfo(match["zone"]))
+            except (KeyError, ValueError, OSError):
+                raise SettingsError(f"source has {match[0]!r}; there is no such time zone") from None
+        if not match["days"]:
+            return day.strftime(form)
+        # By the calendar: a day of another zone may have 23 hours.
+        dates = (day - timedelta(days=before) for before in reversed(range(days)))
         return "{" + ",".join(dict.fromkeys(date.strftime(form) for date in dates)) + "}"
+
+    if wrong := _OTHER.search(_DATE.sub("", source)):
+        raise SettingsError(
+            f"source has {wrong[0]!r}, which is no field; write {{date}}, {{date:%Y/%m}} or {{last 28 days}}"
+        )
+    return _DATE.sub(replacement, source)
+
+
+def in_zone(source: str, zone: str) -> str:
+    """Returns a source whose dates are days of a time zone, where they name none."""
+
+    def replacement(match: re.Match[str]) -> str:
+        head = f"{{{match['what']}"
+        return match[0] if match["zone"] else f"{head} in {zone}{match[0].removeprefix(head)}"
 
     return _DATE.sub(replacement, source)
 

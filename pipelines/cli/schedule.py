@@ -153,7 +153,9 @@ def _wanted(
     names: Sequence[str],
     prove: Callable[..., str],
 ) -> Iterator[tuple[Schedule, dict[str, Any], str]]:
+    from shardline.components.changes.detection import in_zone
     from shardline.pipelines.check.checks import check_run
+    from shardline.pipelines.check.rules.schedules import split_zone
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
     from shardline.pipelines.spec import defaults
@@ -168,6 +170,10 @@ def _wanted(
             parameters, warnings = check_run(
                 spec, wanted.parameters, wanted, location=environment.location, uri=template_uri
             )
+            source = (defaults(spec) | parameters).get("source")
+            # The platform tells a run its time in UTC alone.
+            if isinstance(source, str) and (zoned := in_zone(source, split_zone(wanted.cron)[0])) != source:
+                parameters["source"] = zoned
             proof = prove(content, defaults(spec) | parameters)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None

@@ -19,10 +19,13 @@ from shardline.components.changes.detection import (
     State,
     describe_changes,
     fill_in_date,
+    in_zone,
     run_time,
 )
 from shardline.components.runs import record as run_record
 from shardline.components.validate.export import formats
+from shardline.pipelines.parameters import check_values
+from shardline.pipelines.spec import defaults, load_pipeline
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
@@ -30,6 +33,7 @@ from tests.helpers.exports import METRICS, publish_next
 from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[2]
+RETRAIN = load_pipeline(ROOT / "compiled" / "retrain.yaml")
 
 SETTINGS = {"model_function": "mnist_cnn", "readers": 2, "hparams": {"filters": 8}}
 #: Settings of the trainer that name code of a user, as each says of itself.
@@ -535,12 +539,37 @@ def test_the_champion_that_a_run_made_is_remembered(blessed, photos, history, tm
         ("images:/data/{date}", "images:/data/2026-11-19"),
         ("tfrecord:gs://b/{date:%Y/%m/%d}/*.tfrecord", "tfrecord:gs://b/2026/11/19/*.tfrecord"),
         ("table:{date:%Y}-{date:%j}.csv", "table:2026-323.csv"),
-        ("images:/data/{dates}/{a,b}", "images:/data/{dates}/{a,b}"),
+        ("images:/data/{a,b}", "images:/data/{a,b}"),
+        ("table:{date in America/Los_Angeles}-{date}.csv", "table:2026-11-19-2026-11-19.csv"),
+        ("table:{date in Asia/Tokyo:%d}-{last 2 days in Asia/Tokyo:%d}.csv", "table:20-{19,20}.csv"),
         ("digits", "digits"),
     ],
 )
 def test_the_date_in_a_source(source, filled_in):
     assert fill_in_date(source, datetime(2026, 11, 19, 23, 30, tzinfo=UTC)) == filled_in
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("{datum}", "'{datum}', which is no field; write {date}"),
+        ("{Date}", "which is no field"),
+        ("{last 3 day}", "which is no field"),
+        ("{date in Mars/Olympus}", "there is no such time zone"),
+    ],
+)
+def test_another_field_is_refused_before_the_run(field: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        fill_in_date(f"images:gs://b/{field}", datetime.now(UTC))
+    with pytest.raises(SettingsError, match=message):
+        check_values("retrain", defaults(RETRAIN) | {"source": f"images:gs://b/{field}"}, here=False)
+
+
+def test_a_date_is_a_day_of_the_schedules_zone() -> None:
+    source = in_zone("a/{date:%d}/{last 2 days}/{date in UTC}", "America/Los_Angeles")
+    assert source == "a/{date in America/Los_Angeles:%d}/{last 2 days in America/Los_Angeles}/{date in UTC}"
+    at_22 = run_time("2026-11-20T06:00:00Z", "")
+    assert fill_in_date(source, at_22) == "a/19/{2026-11-18,2026-11-19}/2026-11-20"
 
 
 def test_a_window_of_days_ends_with_the_runs_day() -> None:

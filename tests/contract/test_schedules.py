@@ -35,7 +35,9 @@ WHERE = {
 @pytest.fixture
 def workplace(vertex_environ: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVertex:
     """A directory with a pipeline, and the fake around it."""
-    spec = pipeline(parameters={"epochs": "NUMBER_INTEGER", "day": "STRING"}, sdkVersion="kfp-2")
+    spec = pipeline(
+        parameters={"epochs": "NUMBER_INTEGER", "day": "STRING", "source": "STRING"}, sdkVersion="kfp-2"
+    )
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(spec))
     monkeypatch.chdir(tmp_path)
     for name, value in WHERE.items():
@@ -47,10 +49,17 @@ def workplace(vertex_environ: FakeVertex, tmp_path: Path, monkeypatch: pytest.Mo
 def declare(epochs: int = 3, cron: str = CALM, name: str = "nightly", **keys: Any) -> None:
     """Writes schedules.toml."""
     content = {"cron": cron, "pipeline": "toy.yaml", **keys}
+    source = "table:{date}.csv"
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items()]
     day = "{{$.pipeline_job_schedule_time_utc}}"
     Path("schedules.toml").write_text(
-        "\n".join([f"[schedules.{name}]", *lines, f'parameters = {{ epochs = {epochs}, day = "{day}" }}'])
+        "\n".join(
+            [
+                f"[schedules.{name}]",
+                *lines,
+                f'parameters = {{ epochs = {epochs}, day = "{day}", source = "{source}" }}',
+            ]
+        )
     )
 
 
@@ -159,7 +168,8 @@ def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
     job = workplace.services.fire(schedule.name, schedule.next_run_time)
     assert job is not None
     values = dict(job.runtime_config.parameter_values)
-    assert values == {"epochs": 3, "day": "2028-02-28T23:00:00Z"}
+    source = "table:{date in Europe/Vienna}.csv"
+    assert values == {"epochs": 3, "day": "2028-02-28T23:00:00Z", "source": source}
     assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/root"
     assert set(job.labels) >= {"shardline-template", "shardline-request"}
 
