@@ -17,6 +17,7 @@ from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.loop.build import build, create_variables
+from shardline.trainer.models.zoo import make_output
 from tests.helpers.datasets import example_batch, write_dataset, write_table
 from tests.helpers.heads import read_head
 from tests.helpers.labels import LABELLED
@@ -135,6 +136,16 @@ def described(**columns):
         train={"label": Tally(spreads=(Spread(10.0, 30.0, 20.0, 5.0),))},
         reader=lambda names, limit: {name: np.asarray(values) for name, values in columns.items()},
     )
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_the_loss_of_a_number_takes_targets_of_either_shape(shape):
+    """Those of `fit` are (batch,), and would be subtracted as a row from the column of predictions."""
+    _, loss, _ = make_output(described(year=np.arange(4.0)), keras.Input((3,)))
+    numbers = np.array([10.0, 20.0, 25.0, 30.0], "float32")
+
+    assert float(loss(numbers.reshape(shape), numbers[:, None])) == 0
+    assert float(loss(numbers.reshape(shape), numbers[:, None] + 5)) == pytest.approx(1)
 
 
 def test_mlp_normalizes_vectors_by_position_and_embeds_each_text():

@@ -56,9 +56,10 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
         self.deviations = list(deviations)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns the loss of each example: y_true and y_pred (batch, numbers)."""
+        """Returns the loss of each example: y_pred (batch, numbers), y_true alike, or (batch,)."""
         deviations = keras.ops.cast(self.deviations, y_pred.dtype)
-        error = (keras.ops.cast(y_true, y_pred.dtype) - y_pred) / deviations
+        y_true = keras.ops.reshape(keras.ops.cast(y_true, y_pred.dtype), keras.ops.shape(y_pred))
+        error = (y_true - y_pred) / deviations
         return keras.ops.mean(keras.ops.square(error), axis=-1)
 
     def get_config(self) -> dict[str, Any]:
