@@ -125,7 +125,7 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     found = inspect(data, label, kind or "") if data is not None else None
     kind = found.kind if found else kind or "images"
     files = projects.write(directory, kind, name, projects.origin(), found)
-    sample = f"{KINDS[kind].data} and a model of them, for you to replace"
+    sample = f"{KINDS[kind]} and a model of them, for you to replace"
     head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
     lines = [*found.found] if found else [str(file) for file in files]
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,19 +34,11 @@ _RESERVED = (
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
-@dataclass(frozen=True)
-class ProjectKind:
-    """A kind of project: a description of its data, the epochs of a run, and its minimum accuracy."""
-
-    data: str
-    epochs: int
-    min_accuracy: float
-
-
-KINDS: Mapping[str, ProjectKind] = {
-    "images": ProjectKind("600 drawn circles, squares and triangles", 20, 0.8),
-    "table": ProjectKind("333 penguins, a row of text and numbers for each", 30, 0.9),
-    "text": ProjectKind("321 sentences in five languages", 20, 0.8),
+#: Kinds of projects, and their sample data.
+KINDS: Mapping[str, str] = {
+    "images": "600 drawn circles, squares and triangles",
+    "table": "333 penguins, a row of text and numbers for each",
+    "text": "321 sentences in five languages",
 }
 
 
@@ -83,7 +74,7 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
         raise SettingsError(f"{directory} is not an empty directory; name a new one")
     values = {
         _PACKAGE: name,
-        **(_of_data(data) if data else _of_sample(KINDS[kind], name)),
+        **(_of_data(data) if data else _of_sample(kind, name)),
         "@SHARDLINE@": requirement.replace("$", "$$").replace("#", r"\#"),
         "@HOME@": page("index"),
         "@VERTEX@": page("vertex"),
@@ -110,16 +101,15 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
     return sorted(written)
 
 
-def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
+def _of_sample(kind: str, name: str) -> dict[str, str]:
     source = (
-        f"| `{name}/source.py` | the data: here {kind.data}. Yours: yield your own examples, or name a form "
-        "that is known, such as `images:gs://BUCKET/photos` or `table:PATH`, as `source` in `params.toml` |"
+        f"| `{name}/source.py` | the data: here {KINDS[kind]}. Yours: yield your own examples, or name a "
+        "known form such as `images:gs://BUCKET/photos` or `table:PATH` as `source` in `params.toml` |"
     )
     # As there are few examples, more of them judge the model than the usual tenth.
     split = {"train": 0.7, "validation": 0.1, "test": 0.2}
-    given = {"source": f"{name}.source:Source", "epochs": kind.epochs, "min_accuracy": kind.min_accuracy}
-    parameters = _toml({**given, "split": split})
-    return {"@SOURCE@": source, "@RUN@": parameters, "\n@RUN_VERTEX@": ""}
+    given = {"source": f"{name}.source:Source", "epochs": 30, "min_accuracy": 0.8, "split": split}
+    return {"@SOURCE@": source, "@RUN@": _toml(given), "\n@RUN_VERTEX@": ""}
 
 
 def _of_data(data: Data) -> dict[str, str]:
