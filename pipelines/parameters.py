@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import hashlib
 import json
@@ -12,7 +11,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +62,13 @@ def read_parameters(path: Path) -> dict[str, Any]:
 def check_json(parameters: Mapping[str, Any]) -> None:
     """Checks that values of a TOML file can be JSON; SettingsError when one cannot."""
     for name, value in parameters.items():
-        for wrong in _not_json(name, value):
-            raise SettingsError(wrong)
-
-
-def _not_json(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, (dict, list)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _not_json(f"{name}.{key}", item)
-    elif isinstance(value, (datetime.date, datetime.time)):
-        yield f"{name} is a date or time, {value}; put it in quotes to pass it on as text"
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{name} must be finite, got {value}"
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise SettingsError(
+                f"{name} is {truncate(str(value), 80)}, which JSON cannot hold; "
+                "write finite numbers, and dates and times in quotes"
+            ) from None
 
 
 #: Parameters of our pipelines that hold further fields of a dataclass, and those fields.

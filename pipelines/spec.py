@@ -30,8 +30,8 @@ _MAX_DEPTH = 200
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec (IR) of a file to run here; raises as `parse_file` does."""
-    return parse_file(read_pipeline(path), path)[0]
+    """Returns the pipeline spec (IR) of a file to run here; raises as `parse_pipeline` does."""
+    return parse_pipeline(read_pipeline(path), path)
 
 
 def read_pipeline(path: Path) -> bytes:
@@ -41,25 +41,11 @@ def read_pipeline(path: Path) -> bytes:
     return files.read_text(path, PipelineError, limit=_MAX_BYTES).encode()
 
 
-def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec in the content of the file `path`, for the platform.
+def parse_pipeline(content: bytes | str, path: Path, *, sent: bool = False) -> dict[str, Any]:
+    """Returns the pipeline spec (IR) in the content of the file `path`, any compiled pipeline.
 
-    Raises PipelineError as `parse_file` does, and where the file has a second document.
-    """
-    spec, platforms = parse_file(content, path)
-    if platforms:
-        raise PipelineError(
-            f"{path} holds 2 YAML documents, the second with settings for {', '.join(platforms)}; "
-            "Vertex AI takes one: compile without them"
-        )
-    return spec
-
-
-def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parses the content of the file `path`, any compiled pipeline.
-
-    Returns the pipeline spec (IR), and the settings for other platforms, by name, of a second YAML document.
-    Raises PipelineError when it is not one, its structure is not the compiler's, or it cannot run by itself.
+    A second YAML document may hold settings for other platforms, unless it is `sent` to Vertex AI. Raises
+    PipelineError when it is not one, its structure is not the compiler's, or it cannot run by itself.
     """
     documents = _documents(content, path)
     spec = documents[0] if documents else None
@@ -91,13 +77,19 @@ def parse_file(content: bytes | str, path: Path) -> tuple[dict[str, Any], dict[s
         raise PipelineError(
             f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be passed"
         )
-    platforms = mapping_at(documents[1], "platforms") if len(documents) == 2 else {}
-    if len(documents) > 1 and not platforms:
-        raise PipelineError(
-            f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only hold "
-            "its settings for another platform"
-        )
-    return spec, platforms
+    if len(documents) > 1:
+        platforms = mapping_at(documents[1], "platforms")
+        if len(documents) > 2 or not platforms:
+            raise PipelineError(
+                f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only "
+                "hold its settings for another platform"
+            )
+        if sent:
+            raise PipelineError(
+                f"{path} holds 2 YAML documents, the second with settings for {', '.join(platforms)}; "
+                "Vertex AI takes one: compile without them"
+            )
+    return spec
 
 
 @functools.cache

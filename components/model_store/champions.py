@@ -410,11 +410,6 @@ def published_by(exported: Path, champion: str, run: str) -> str:
     return _with_digest(read_pointer(open_store(champion))[0].known, _digest(exported, run)) if run else ""
 
 
-def read_record(champion: str | os.PathLike[str], version: Version, file: str, kind: type[T]) -> T:
-    """Returns a JSON file of a version as a dataclass; raises ModelError when it is missing or damaged."""
-    return _read_file(open_store(champion), f"{version.path}/{file}", kind)
-
-
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, without leaving anything there.
 

@@ -11,7 +11,7 @@ from shardline.pipelines.check.pipeline import Aim, Pipeline, jobs
 from shardline.pipelines.check.registry import Finding, apply
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_parameters, check_values, fold_options
-from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_file
+from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_pipeline
 from shardline.trainer.base.errors import PipelineError
 
 
@@ -79,5 +79,5 @@ def check_run(
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
-    spec = parse_file(content, path)[0]
+    spec = parse_pipeline(content, path)
     return Pipeline(spec, None if given is None else fold_options(spec, given))

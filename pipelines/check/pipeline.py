@@ -60,7 +60,7 @@ class Pipeline:
     """A compiled pipeline (IR 2.x), the parameters of its run, and what happens to it next.
 
     Attributes:
-        spec: The pipeline's spec, as `parse_file` reads it: its structure is checked there.
+        spec: The pipeline's spec, as `parse_pipeline` reads it: its structure is checked there.
         given: Parameters by name; None when they are not known.
         location: Region of the run; "" when it is not known.
         environment: The table [vertex] of its settings, where they are checked.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from shardline.components.text import table
+from shardline.components.text import facts, table
 from shardline.components.validate.gate.gate import Gate, Policy, read_gate
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
@@ -171,11 +171,22 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
 
     VERSION is a name from 'list', or latest.
     """
-    from shardline.components.model_store.champions import find_version, require_current
+    from shardline.components.model_store.champions import find_version, open_store, require_current
 
     pointer, present = require_current(directory)
-    facts = _facts(directory, find_version(directory, version) if version else present, pointer)
-    show(as_json, facts, *(f"{name:<12}{value}" for name, value in facts.items()))
+    found = find_version(directory, version) if version else present
+    about = {
+        **asdict(found),
+        "path": open_store(directory).location(found.path),
+        "override": pointer.overrides.get(found.version, ""),
+        "champion": "" if found.version in pointer.known else "never",
+    }
+    if found == present:
+        about["champion"] = f"since {pointer.at} by {pointer.by}"
+        about["replaced"] = next(iter(pointer.champions[1:]), "nothing")
+    metrics = (f"{name} {value:.4g}" for name, value in found.metrics.items() if value is not None)
+    texts = {**about, "metrics": ", ".join(metrics)}
+    show(as_json, about, facts([(name, str(value)) for name, value in texts.items() if value]))
 
 
 @champion.command()
@@ -222,36 +233,3 @@ def _row(item: Version, pointer: Pointer) -> tuple[str, ...]:
         note = f"blocked by the gate{f', promoted all the same: {reason}' if reason else ''}"
     mark = "*" if item.version == pointer.champion else ""
     return mark, item.version, item.quality, created, item.by, item.run, note
-
-
-def _facts(directory: str, version: Version, pointer: Pointer) -> dict[str, str]:
-    from shardline.components.model_store import EXPORT_FILE, Export
-    from shardline.components.model_store.champions import open_store, read_record
-
-    export = read_record(directory, version, EXPORT_FILE, Export)
-    # The first metrics are those of quality; `list --json` has all.
-    metrics = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
-    present, *before = pointer.champions
-    known = {
-        "version": version.version,
-        "path": open_store(directory).location(version.path),
-        "quality": version.quality,
-        "metrics": ", ".join(metrics[:8]),
-        "dataset": version.fingerprint,
-        "stored": " by ".join(filter(None, (version.created, version.by))),
-        "run": version.run,
-        "copied from": version.source,
-        "verdict": version.verdict,
-        "override": pointer.overrides.get(version.version, ""),
-        "champion": "" if version.version in pointer.known else "never",
-        "parameters": f"{export.parameters:,}",
-        "size": f"{export.bytes / 1e6:.1f} MB",
-        "revision": export.git_revision or "unknown",
-        "made with": ", ".join(f"{name} {number}" for name, number in export.versions.items()),
-    }
-    if version.version == present:
-        known |= {
-            "champion": f"since {pointer.at} by {pointer.by}",
-            "replaced": next(iter(before), "nothing"),
-        }
-    return {name: value for name, value in known.items() if value or name == "made with"}

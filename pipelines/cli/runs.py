@@ -313,7 +313,7 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
 
     is_remote = pipeline.startswith("https://")
     content, address = download(pipeline) if is_remote else (read_pipeline(Path(pipeline)), "")
-    return parse_pipeline(content, Path(address or pipeline)), address, content
+    return parse_pipeline(content, Path(address or pipeline), sent=True), address, content
 
 
 def _finish(asked: AnyRun, run: PlatformRun, waits: bool, as_json: bool) -> None:

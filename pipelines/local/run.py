@@ -20,8 +20,6 @@ from shardline.components import text as summary
 from shardline.components.runs.causes import KfpLines, split_replica
 from shardline.components.runs.directory import TASK_INDENT, blessing, running_task
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
-from shardline.components.vertex.payload import mapping_at
-from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import execute, record
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
@@ -30,7 +28,7 @@ from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, foreground
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import defaults, parse_file, read_pipeline
+from shardline.pipelines.spec import defaults, parse_pipeline, read_pipeline
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar
@@ -191,21 +189,12 @@ def run_pipeline(
     network: str = "auto",
     stream: TextIO | None = None,
 ) -> LocalRun:
-    """Runs a compiled pipeline on this machine and shows its progress.
+    """Runs a compiled pipeline on this machine and shows its progress, by default on standard output.
 
-    The run directory receives pipeline.yaml (an exact copy of the input), localized.yaml, run.json (settings
-    and versions, state, results), run.log (output of all tasks), replicas/ (one log per replica and
-    job.json), outputs/ (the artifacts) and gcs/ (/gcs/ of custom jobs). When this function returns or raises,
-    no process of the run is left.
-
-    Args:
-        path: The compiled YAML.
-        parameters: Pipeline parameters by name, as text or of their declared types.
-        runs_dir: Directory for the new run directory.
-        require_blessing: Whether a run whose model is not blessed counts as failed.
-        injections: Failures to inject into every custom job of the pipeline (see `parse_injection`).
-        network: Network of custom jobs, one of `network.CHOICES`.
-        stream: Stream for progress; None for standard output.
+    The options are those of `shardline run`. The run directory receives pipeline.yaml (an exact copy of the
+    input), localized.yaml, run.json (settings and versions, state, results), run.log (output of all tasks),
+    replicas/ (one log per replica and job.json), outputs/ (the artifacts) and gcs/ (/gcs/ of custom jobs).
+    When this function returns or raises, no process of the run is left.
 
     Raises:
         PipelineError: When the file is not a pipeline that can run here, a parameter is wrong, or there is
@@ -217,7 +206,7 @@ def run_pipeline(
     """
     stream = stream or sys.stdout
     content = read_pipeline(path)
-    spec, platforms = parse_file(content, path)
+    spec = parse_pipeline(content, path)
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     for text in injections:
@@ -238,8 +227,6 @@ def run_pipeline(
         with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
             where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")
             progress.report("run", f"{name} in {where}")
-            if missing := _unsupported_features(spec, platforms):
-                progress.report("run", f"not available here: {', '.join(missing)}")
             run.watch(localized, values, terminal)
             run.raise_failure()
     except processes.Stopped as error:
@@ -289,14 +276,3 @@ def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> N
     if path.is_relative_to(runs_dir.absolute() / "champions"):
         with contextlib.suppress(OSError):  # the first task reports it
             path.mkdir(parents=True, exist_ok=True)
-
-
-def _unsupported_features(spec: Mapping[str, Any], platforms: Mapping[str, Any]) -> list[str]:
-    asking = [
-        item for item in Pipeline(spec).executors if mapping_at(item.container, "resources", "accelerator")
-    ]
-    tasks = [mapping_at(item, "deploymentSpec", "executors") for item in platforms.values()]
-    kinds = sorted({kind for task in tasks for label in task for kind in mapping_at(task, label)})
-    return [f"the accelerator of {item.where}" for item in asking] + [
-        f"{kind} (of Kubernetes)" for kind in kinds
-    ]

@@ -102,19 +102,6 @@ def test_each_source_has_a_champion_of_its_own():
     assert all("/" not in name and len(name) < 120 for name in names)
 
 
-def test_show_takes_the_models_facts_from_its_export(champion, versions):
-    export = {"fingerprint": "sha256:abc", "parameters": 1234, "bytes": 2_500_000, "git_revision": "abc123"}
-    made = {"versions": {"keras": "3.15.1"}}
-    (champion / versions[2].path / "export.json").write_text(json.dumps(export | made))
-
-    shown = invoke("show", champion).output
-
-    assert "parameters  1,234\n" in shown
-    assert "size        2.5 MB\n" in shown
-    assert "revision    abc123\n" in shown
-    assert "made with   keras 3.15.1\n" in shown
-
-
 @pytest.mark.parametrize("command", ["show", "list", "rollback"])
 @pytest.mark.parametrize(
     ("directory", "code", "message"),
@@ -156,8 +143,9 @@ def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_ur
     shown = answer("show", store_uri, second.version)
     assert (shown["version"], shown["run"]) == (second.version, "tuesday")
     lines = invoke("show", store_uri).output.splitlines()
-    assert {"metrics     accuracy 0.97, log_loss 0.25", "replaced    nothing"} <= set(lines)
-    assert f"path        {open_store(store_uri).location(first.path)}" in lines
+    shown = {" ".join(line.split()) for line in lines}
+    assert {"metrics accuracy 0.97, log_loss 0.25", "replaced nothing"} <= shown
+    assert f"path {open_store(store_uri).location(first.path)}" in shown
 
 
 def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tmp_path):
@@ -202,7 +190,7 @@ def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(store_uri, tmp_p
     promoted = answer("promote", store_uri, blocked, "--override", "the labels were wrong")
 
     assert "the labels were wrong" in invoke("list", store_uri).output
-    assert "override    the labels were wrong\n" in invoke("show", store_uri).output
+    assert answer("show", store_uri)["override"] == "the labels were wrong"
     answer("rollback", store_uri)
     assert "the labels were wrong" in invoke("list", store_uri).output
     assert invoke("promote", store_uri, promoted["version"]).exit_code == 2
@@ -215,11 +203,9 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_p
         champions.publish(late, store_uri, run="late")
     (never,) = (item for item in all_versions(store_uri) if item.run == "late")
 
-    lines = invoke("show", store_uri, never.version).output.splitlines()
+    shown = answer("show", store_uri, never.version)
 
-    assert f"stored      {never.created} by {never.by}" in lines
-    assert "champion    never" in lines
-    assert not any(line.startswith("replaced") for line in lines)
+    assert (shown["champion"], "replaced" in shown) == ("never", False)
     assert "never the champion" in invoke("list", store_uri).output.splitlines()[-2]
     assert invoke("show", store_uri, first.version).output == invoke("show", store_uri).output
 

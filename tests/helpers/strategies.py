@@ -29,7 +29,7 @@ from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVI
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, check_run, parse
 from shardline.pipelines.parameters import load_study
-from shardline.pipelines.spec import parse_file
+from shardline.pipelines.spec import parse_pipeline
 from shardline.trainer.cluster import cluster
 from tests.helpers import checks, damage
 from tests.helpers.mutations import JSON, TEXTS, damaged
@@ -210,7 +210,7 @@ TARGETS: dict[str, Target] = {
     ),
     "yaml": Target(
         altered(st.just(yaml.safe_dump(checks.pipeline())), *_YAML_WORDS),
-        lambda text: parse_file(text, _PATH),
+        lambda text: parse_pipeline(text, _PATH),
     ),
     "pipeline": Target(damaged(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
     "retrain": Target(damaged(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),

@@ -94,7 +94,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     ("lines", "word"),
     [
         ("pausd = true", "paused"),
-        ("parameters = { rate = nan }", "parameters.rate must be finite"),
+        ("parameters = { rate = nan }", "parameters is {'rate': nan}"),
         ("max_run_count = 0", "max_run_count must be 1 or more, got 0"),
     ],
 )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from shardline.components.vertex.forms import other_region, seconds, wrong_label
 from shardline.components.vertex.payload import (
     is_surely_missing,
-    list_at,
     literal_string,
     mapping_at,
     refusals,
     whole_number,
 )
-from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, Task
+from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, strings
 from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
@@ -166,43 +164,29 @@ def connections(job: Job) -> Found:
         yield "SL214", "the job has a tensorboard and no base_output_directory"
 
 
-@rules(Pipeline, Task, Job)
-def regions(part: Pipeline | Task | Job) -> Found:
+@rules(Pipeline, Job)
+def regions(part: Pipeline | Job) -> Found:
     """Resources of a run.
 
     SL217 error: What a run uses is in its region.
         Fix: use keys, TensorBoard, endpoint, model and reservations of the region in which it runs
         Source: EncryptionSpec.
     """
-    pipeline = (
-        part if isinstance(part, Pipeline) else part.task.pipeline if isinstance(part, Job) else part.pipeline
-    )
-    place, region = "the run", pipeline.location
-    for name, value in _resources(part):
-        text = literal_string(value)
-        if region and (other := other_region(text, region)):
-            yield "SL217", f"{name} is in {other}, and {place} in {region}"
-        elif not region and (found := other_region(text, "")):
-            place, region = name, found
-
-
-def _resources(part: Pipeline | Task | Job) -> Iterator[tuple[str, Any]]:
     if isinstance(part, Pipeline):
-        yield "the encryption key", part.environment.get("encryption_spec_key_name")
-    elif isinstance(part, Task):
-        label = str(part.component.get("executorLabel") or "")
-        executors = mapping_at(part.pipeline.spec, "deploymentSpec", "executors")
-        uri = literal_string(mapping_at(executors, label, "importer", "artifactUri").get("constant"))
-        if found := re.search(r"-aiplatform\.googleapis\.com/v1/(.+)", uri):
-            yield found[1], found[1]
+        executors = mapping_at(part.spec, "deploymentSpec", "executors")
+        uris = strings([mapping_at(item, "importer", "artifactUri") for item in executors.values()])
+        pipeline, used = part, [*part.environment.values(), *(uri.rpartition("/v1/")[2] for uri in uris)]
     else:
-        yield "the encryption key", mapping_at(part.content, "encryption_spec").get("kms_key_name")
-        yield "the TensorBoard", part.spec.get("tensorboard")
-        interface = mapping_at(part.spec, "psc_interface_config")
-        yield "the network attachment", interface.get("network_attachment")
-        for pool in part.pools:
-            for reservation in list_at(pool.machine, "reservation_affinity", "values"):
-                yield "a reservation", reservation
+        pipeline, machines = part.task.pipeline, [pool.machine for pool in part.pools]
+        held = {**part.spec, "worker_pool_specs": machines}
+        used = [*strings(mapping_at(part.content, "encryption_spec")), *strings(held)]
+    place, region = "the run", pipeline.location
+    for text in map(literal_string, used):
+        found = other_region(text, region) if text.startswith("projects/") else ""
+        if region and found:
+            yield "SL217", f"{text} is in {found}, and {place} in {region}"
+        elif found:
+            place, region = text, found
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
