@@ -29,7 +29,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from shardline.components.model_store import BLESSING_FILE, Export, T, Verdict, read_part
+from shardline.components.model_store import BLESSING_FILE, Export, Verdict, read_part
 from shardline.components.runs.record import on_platform
 from shardline.components.storage.bucket import Folder, parse_uri
 from shardline.components.text import quality, truncate
@@ -589,14 +589,10 @@ def _add(
 
 
 def _read_version(store: Store, name: str) -> Version:
-    return _read_file(store, _record(name), Version)
-
-
-def _read_file(store: Store, name: str, kind: type[T]) -> T:
-    location, remedy = store.location(name), "publish the model again"
-    if (text := store.read(name).text) is None:
+    location, remedy = store.location(_record(name)), "publish the model again"
+    if (text := store.read(_record(name)).text) is None:
         raise ModelError(f"no {location}: the version is damaged; {remedy}")
-    return restore(kind, files.parse_json(text, location, ModelError), location, ModelError, remedy)
+    return restore(Version, files.parse_json(text, location, ModelError), location, ModelError, remedy)
 
 
 def _record(name: str) -> str:
