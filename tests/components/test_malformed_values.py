@@ -5,17 +5,8 @@ import json
 import pytest
 
 from shardline.components.preprocess.run import preprocess
-from shardline.components.preprocess.schema.labels import MalformedValue, MalformedValues
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base.errors import SourceError
-
-
-def test_a_column_that_is_nearly_all_numbers_is_found() -> None:
-    malformed = MalformedValues(["dist", "name", "code"])
-    for number in range(1, 2001):
-        dist = {3: "", 4: "NA", 1500: "long"}.get(number, "1.5")
-        malformed.inspect(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
-    assert [*malformed.columns()] == [MalformedValue("dist", 1500, "long", 1998, 1997)]
 
 
 @pytest.fixture

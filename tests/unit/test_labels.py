@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,88 +50,6 @@ def test_the_setting_is_read(text: str, wanted: tuple[LabelSetting, ...]) -> Non
 def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
         labels.parse(text)
-
-
-def found(kind: str, values: Sequence[Any], wanted: str = "x") -> Label:
-    (label,) = labels.find_labels(labels.parse(wanted), {"x": kind, "y": "int64"}, lambda _: values)
-    return label
-
-
-def test_the_kind_follows_from_the_values_where_they_leave_no_doubt() -> None:
-    assert found("string", ["b", "a", "", None]) == Label("label", "class", ("a", "b"))
-    assert found("float32", [1.5]) == Label("label", "regression", ("x",))
-    assert found("int64", [0, 2, 0, None]) == Label("label", "class", ("0", "1", "2"))
-    assert found("strings", [["b"], [], ["a", "b"]]) == Label("label", "multilabel", ("a", "b"))
-
-
-@pytest.mark.parametrize("values", [list(range(51)) * 20, list(range(20)) * 9])
-def test_many_whole_numbers_are_never_silently_classes(values: list[int]) -> None:
-    with pytest.raises(SourceError, match="label=regression:x, or classes, label=class:x"):
-        found("int64", values)
-    assert found("int64", values, "class:x").kind == "class"
-    assert found("int64", values, "regression:x") == Label("label", "regression", ("x",))
-
-
-@pytest.mark.parametrize(
-    ("values", "classes"),
-    [
-        ([0, 1, 3], ("0", "1", "2", "3")),
-        ([0, 1, 2, 99_999_999], ("0", "1", "2")),
-        ([10_117, 10_115, 9], ("9", "10115", "10117")),
-        ([2_000_000_001, 2_000_000_000, -1], ("2000000000", "2000000001")),
-        ([1, -1], ("-1", "1")),
-        ([0, -7, -1], ("-7", "-1", "0")),
-    ],
-)
-def test_whole_numbers_far_apart_are_names_of_classes(values: list[int], classes: tuple[str, ...]) -> None:
-    (label,) = labels.find_labels(labels.parse("class:zip"), {"zip": "int64"}, lambda _: values)
-    assert label.class_names == classes
-
-
-def test_names_with_a_bar_between_them_are_asked_for() -> None:
-    def found(wanted: str, values: list[str]) -> str:
-        return labels.find_labels(labels.parse(wanted), {"tags": "string"}, lambda _: values)[0].kind
-
-    values = ["cat", "dog", "cat|dog"]
-    with pytest.raises(
-        SourceError, match=r"has 'cat\|dog': say whether that is several names, label=multilabel:"
-    ):
-        found("tags", values)
-    assert [found(wanted, values) for wanted in ("class:tags", "multilabel:tags")] == ["class", "multilabel"]
-    assert found("tags", ["a|b", "c"]) == "class"
-
-
-def test_columns_of_0_and_1_are_several_labels() -> None:
-    assert found("int64", [0], "multilabel:x,y") == Label("label", "multilabel", ("x", "y"))
-    assert found("string", ["a|b", "c", ""], "multilabel:x").outputs == ("a", "b", "c")
-
-
-def test_a_type_that_does_not_fit_the_kind_is_refused() -> None:
-    with pytest.raises(
-        SourceError, match="column 'x' is lists of text; as a label of kind regression, whole"
-    ):
-        found("strings", [["a"]], "regression:x")
-    with pytest.raises(SourceError, match=r"'x' is floats; as a label of kind class, whole numbers"):
-        found("float32", [1.0], "class:x")
-    with pytest.raises(SourceError, match="column 'x' is lists of text; as a label of kind multilabel"):
-        labels.find_labels(labels.parse("multilabel:x,y"), {"x": "strings", "y": "int64"}, lambda _: [["a"]])
-
-
-@pytest.mark.parametrize("wanted", ["x", "regression:x"])
-def test_text_in_a_column_of_numbers_is_named_by_its_row(wanted: str) -> None:
-    with pytest.raises(SourceError, match="column 'x' has 'n/a' in row 3, which is no number; correct it"):
-        found("string", ["1", "", "n/a", "2.5", "-1e3"], wanted)
-    assert found("string", ["1", "n/a"], "class:x").outputs == ("1", "n/a")
-
-
-def test_text_that_is_another_in_each_row_is_not_silently_classes() -> None:
-    values = [f"n{number}" for number in range(20)]
-    with pytest.raises(SourceError, match=r"'x' has 20 different texts in 20 rows, .* label=class:x"):
-        found("string", values)
-    with pytest.raises(SourceError, match=r"such as '0,5', .*write numbers with a point, not a comma"):
-        found("string", [f"{number},5" for number in range(20)])
-    assert len(found("string", values, "class:x").outputs) == 20
-    assert len(found("string", values * 2).outputs) == 20
 
 
 def test_the_class_index_is_of_the_first_label_that_is_a_class() -> None:

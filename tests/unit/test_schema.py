@@ -88,6 +88,8 @@ def constrained(kind: str, **constraints: Any) -> dict[str, Any]:
         (constrained("string", pattern=")(|x"), "pattern must be"),
         (constrained("string", pattern="(?=a)a"), "of RE2"),
         (constrained("string", pattern="a{99999}"), "pattern must be"),
+        (constrained("string", pattern="a{,3}"), "pattern must be"),
+        (constrained("string", pattern="a{1,99999999999}"), "pattern must be"),
         (constrained("string", pattern=3), "pattern must be"),
         (constrained("string", enum=["\ud800"]), "enum must be a list of texts"),
         (constrained("number", enum=[10**400]), "enum must be a list of numbers"),
