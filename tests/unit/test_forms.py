@@ -66,6 +66,12 @@ def test_numbers(texts: Texts, kind: str, found: Sequence[Any]) -> None:
         assert form.has_gaps == (None in found)
 
 
+def test_a_currency_may_come_after_plain_numbers_and_a_date_after_a_gap() -> None:
+    assert values(["5", "1.5", "$1,000"], step=1) == [5, 1.5, 1000]
+    assert scan(["5"] * 2000 + ["$6"]).fault
+    assert scan([None] * 3000 + ["2024-05-06"], step=1000).kind == "time"
+
+
 @pytest.mark.parametrize(
     "texts",
     [
@@ -183,7 +189,7 @@ def test_texts_that_are_no_times(texts: list[str]) -> None:
 def test_dates_with_the_day_or_the_month_first_in_all_rows_are_a_fault() -> None:
     form = scan(["01/02/2024", "03/04/2024"])
     assert form.kind == "string"
-    assert "'01/02/2024', of which the first number may be the day or the month" in form.fault
+    assert "'01/02/2024', where the day or the month may be first" in form.fault
 
 
 @pytest.mark.parametrize(("factor", "name"), [(1, "created_at"), (1000, "createdAt"), (10**6, "event_time")])

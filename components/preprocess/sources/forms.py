@@ -22,38 +22,9 @@ EXACT = 1 << 24
 
 # Texts for a missing value that are reported, unlike `NO_VALUES`.
 _MARKERS = (
-    *(
-        "?",
-        "??",
-        "-",
-        "--",
-        "---",
-        "\u2013",
-        "\u2014",
-        ".",
-        "..",
-        "*",
-        "na",
-        "NAN",
-        "none",
-        "None",
-        "NONE",
-        "nil",
-    ),
-    *(
-        "Null",
-        "missing",
-        "Missing",
-        "unknown",
-        "Unknown",
-        "\\N",
-        "#N/A!",
-        "#DIV/0!",
-        "#VALUE!",
-        "#REF!",
-        "#NUM!",
-    ),
-)
+    "?", "??", "-", "--", "---", "\u2013", "\u2014", ".", "..", "*", "na", "NAN", "none", "None", "NONE",
+    "nil", "Null", "missing", "Missing", "unknown", "Unknown", "\\N", "#N/A!", "#DIV/0!", "#VALUE!", "#REF!",
+)  # fmt: skip
 
 # Texts that a number would change: a leading zero, a plus (but +1.5 %), a prefix, 12E4 (programs write 1e-05,
 # 1e+20 or 1.0E20), and in a column of floats digits beyond 64 bits.
@@ -242,7 +213,7 @@ class TextScan:
             return
         if not self._values:
             self._first = _first(values, pc.is_valid(values), self._rows)
-        if not kind and self._rows < _ENOUGH:
+        if not kind and self._values < _ENOUGH:
             self._add_readings(pc.drop_null(values)[:_SAMPLE].to_pylist())
         if kind != "int64" and not self._other[0]:
             others = pc.invert(pc.match_substring_regex(values, _INTEGER))
@@ -315,17 +286,20 @@ class TextScan:
             if found := _UNIT.fullmatch(value):
                 units.update({unit for unit in (found["before"], found["after"]) if unit})
             formats.update(_time_formats(value))
-        forms = list[Form]()
+        known, plain = {reading.form for reading in self._readings}, self._readings[:2]
+        # Of the values before, numbers without a currency fit one with it, and nothing else is known to fit.
+        missed = _Reading(Form("string"), self._values, self._first)
+        new = list[_Reading]()
         for unit, count in units.most_common(3):
-            if _CURRENCY.fullmatch(unit) or 2 * count > len(sample):
-                forms += [Form("float32", decimal, unit) for decimal in ".,"]
+            if (is_currency := _CURRENCY.fullmatch(unit)) or 2 * count > len(sample):
+                new += [
+                    replace(each if is_currency else missed, form=replace(each.form, unit=unit))
+                    for each in plain
+                ]
         if not self._said:
             likely = [each for each, count in formats.items() if 2 * count > len(sample)]
-            forms += [Form("time", time_format=each) for each in likely]
-        known = {reading.form for reading in self._readings}
-        # None of the values before is known to be of a new form.
-        new = [_Reading(form, self._values, self._first) for form in forms if form not in known]
-        self._readings += new
+            new += [replace(missed, form=Form("time", time_format=each)) for each in likely]
+        self._readings += [reading for reading in new if reading.form not in known]
         self._like_numbers = sum(map(bool, map(_LIKE_NUMBER.fullmatch, sample))) > 0.9 * len(sample)
 
     def _best(self) -> _Reading:
@@ -365,11 +339,10 @@ class TextScan:
 
         form = forms[0]
         if form.kind == "time" and len(forms) > 1:
-            why = (
-                "of which the first number may be the day or the month in every row; write them as 2024-12-31"
-            )
-            fault = f"{self._column} has dates such as {_quoted(self._other[1])}, {why}"
-            return Form("string", fault=f"{fault}, or say that they are text: {self._option('text')}")
+            dates = f"has dates such as {_quoted(self._other[1])}"
+            why = f"{dates}, where the day or the month may be first in all rows"
+            instead = f"write them as 2024-12-31, or say that they are text: {self._option('text')}"
+            return Form("string", fault=f"{self._column} {why}; {instead}")
         if form.kind == "time":
             return replace(form, note=self._note("times", _described(form.time_format)))
         doubt = len(forms) > 1 and bool(self._separated)
