@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardline.components.preprocess.images.structure import (
     DAMAGED,
@@ -21,6 +21,7 @@ from shardline.components.preprocess.images.structure import (
     read_header,
 )
 from shardline.trainer.base.errors import BadRecordError
+from shardline.trainer.data.features import REDUCTIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,8 +78,10 @@ class Codec:
             header = read_header(encoded)
             if header and (kind := self._kind_of(header)):
                 if self._check != "header":
+                    check_structure(encoded)
                     is_sampled = kind.encoding == "jpeg" and not zlib.crc32(key) % _SAMPLED
-                    check_file(encoded, header, deep=is_sampled or self._check == "decode")
+                    if is_sampled or self._check == "decode":
+                        check_pixels(encoded, header)
                 return encoded, kind
             if not encoded:
                 raise UnreadableError("empty file")
@@ -125,6 +128,39 @@ def check_file(encoded: bytes, header: Header, *, deep: bool) -> None:
     """Raises UnreadableError if the file of a JPEG or PNG is damaged, or with `deep`, its pixels are."""
     check_structure(encoded)
     if deep:
-        from shardline.components.preprocess.images.pixels import check_pixels
-
         check_pixels(encoded, header)
+
+
+def check_pixels(encoded: bytes, header: Header) -> None:
+    """Raises an UnreadableError if the pixels of a JPEG or PNG cannot be decoded."""
+    if header.plain:
+        decode_jpeg(encoded, (header.height, header.width), header.channels, REDUCTIONS[-1])
+        return
+    from shardline.components.preprocess.images.pixels import opened_picture
+
+    with opened_picture(encoded, header) as picture:
+        picture.load()
+
+
+def decode_jpeg(
+    encoded: bytes, size: tuple[int, int], channels: int, reduction: int
+) -> npt.NDArray[np.uint8]:
+    """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
+
+    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up.
+    """
+    import numpy as np
+    import simplejpeg
+
+    # The decoder uses the smallest of its sizes that is at least this one; 0 is the full size.
+    height, width = (-(-side // reduction) if reduction > 1 else 0 for side in size)
+    space = "RGB" if channels == 3 else "GRAY"
+    options: dict[str, Any] = {"colorspace": space, "min_height": height, "min_width": width}
+    for strict in (True, False):
+        try:
+            return np.asarray(simplejpeg.decode_jpeg(encoded, strict=strict, **options), np.uint8)
+        except ValueError as failure:
+            # Some cameras leave bytes between two segments; every decoder skips them.
+            if not strict or "extraneous bytes" not in str(failure):
+                raise UnreadableError(DAMAGED) from failure
+    raise AssertionError("unreachable")

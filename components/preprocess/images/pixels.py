@@ -19,8 +19,9 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import AvifImagePlugin, Image, ImageChops, UnidentifiedImageError
 
+from shardline.components.preprocess.images.codec import decode_jpeg
 from shardline.components.preprocess.images.structure import DAMAGED, TRUNCATED, Header, UnreadableError
-from shardline.trainer.data.features import REDUCTIONS, Placement, compute_placement
+from shardline.trainer.data.features import Placement, compute_placement
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -87,15 +88,6 @@ def convert(
     data = encode(pixels, encoding, quality=QUALITY if placed or not jpeg else TURNED_QUALITY)
     height, width, channels = pixels.shape
     return data, height, width, channels, encoding, kinds
-
-
-def check_pixels(encoded: bytes, header: Header) -> None:
-    """Raises an UnreadableError if the pixels of a JPEG or PNG cannot be decoded."""
-    if header.plain:
-        decode_jpeg(encoded, (header.height, header.width), header.channels, REDUCTIONS[-1])
-        return
-    with opened_picture(encoded, header) as picture:
-        picture.load()
 
 
 class SourceImage:
@@ -165,25 +157,6 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImag
         raise UnreadableError(reason) from failure
     finally:
         Image.MAX_IMAGE_PIXELS = limit
-
-
-def decode_jpeg(encoded: bytes, size: tuple[int, int], channels: int, reduction: int) -> Pixels:
-    """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
-
-    Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up.
-    """
-    # The decoder uses the smallest of its sizes that is at least this one; 0 is the full size.
-    height, width = (-(-side // reduction) if reduction > 1 else 0 for side in size)
-    space = "RGB" if channels == 3 else "GRAY"
-    options: dict[str, Any] = {"colorspace": space, "min_height": height, "min_width": width}
-    for strict in (True, False):
-        try:
-            return np.asarray(simplejpeg.decode_jpeg(encoded, strict=strict, **options), np.uint8)
-        except ValueError as failure:
-            # Some cameras leave bytes between two segments; every decoder skips them.
-            if not strict or "extraneous bytes" not in str(failure):
-                raise UnreadableError(DAMAGED) from failure
-    raise AssertionError("unreachable")
 
 
 def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
