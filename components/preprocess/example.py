@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import reprlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, groupby, starmap
 from types import MappingProxyType
@@ -146,9 +146,9 @@ def head(name: str, length: int, tag: int = _TAG_1, *, is_list: bool = False) ->
     return bytes((_TAG_1,)) + varint(length + len(start)) + start
 
 
-def parse_entries(found: bytes) -> Features:
+def parse_entries(found: bytes, names: Iterable[str] = ()) -> Features:
     """Returns kind and values of features inside a tf.train.Example, as `parse`."""
-    return parse(_field(_TAG_1, found))
+    return parse(_field(_TAG_1, found), names)
 
 
 def varint(value: int) -> bytes:
@@ -172,8 +172,11 @@ def _example() -> tuple[Any, type[Exception]]:
     return example, message.DecodeError
 
 
-def parse(data: bytes) -> Features:
-    """Returns kind and values of every feature of a serialized Example; ValueError if it is not one."""
+def parse(data: bytes, names: Iterable[str] = ()) -> Features:
+    """Returns kind and values of features of a serialized Example; ValueError if it is not one.
+
+    `names` are features that it has, all of them if empty: values that are not wanted cost little.
+    """
     example_class, decode_error = _example()
     try:
         example = example_class.FromString(data)
@@ -183,7 +186,7 @@ def parse(data: bytes) -> Features:
         raise ValueError(_SEQUENCE)
     features = example.features.feature
     found = Features()
-    for name in features:  # items() takes half as long again
+    for name in names or features:  # items() takes half as long again
         feature = features[name]
         if kind := feature.WhichOneof("kind"):
             found[name] = kind, getattr(feature, kind).value[:]

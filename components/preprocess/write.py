@@ -32,6 +32,7 @@ from shardline.components.preprocess.plan.image_locations import NO_LOCATION, Im
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard, Survey
 from shardline.components.preprocess.plan.records import (
     HASH_BYTES,
+    Numbers,
     Records,
     are_rows_alike,
     find_repeated,
@@ -335,11 +336,12 @@ def label_tallies(labels: Sequence[Label], blocks: Iterable[Records]) -> dict[st
         classes = len(labels[0].outputs)
         counts = sum(np.bincount(block.heads["label"], minlength=classes) for block in blocks)
         return {LABEL: Tally(tuple(np.asarray(counts).tolist()))}
-    values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
-    for stored in (parse_entries(entry) for block in blocks for entry in block.features()):
+    values: dict[str, list[Numbers]] = {label.name: [] for label in labels}
+    for block in blocks:
+        stored = [parse_entries(entry, values) for entry in block.features()]
         for name, found in values.items():
-            found.append(stored[name][1])
-    return {label.name: tally(label, values[label.name]) for label in labels}
+            found.append(np.array([row[name][1] for row in stored], np.float64))
+    return {label.name: tally(label, np.concatenate(values[label.name])) for label in labels}
 
 
 def write_marker(work: WorkDirectory, marker: Marker, hashes: bytes) -> None:
@@ -374,7 +376,7 @@ def _read_marker(path: Path) -> FoundMarker | None:
     return FoundMarker(marker, path, len(line)) if is_whole else None
 
 
-def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
+def tally(label: Label, values: Sequence[Sequence[Any]] | Numbers) -> Tally:
     """Returns the tally of a label from its stored values in some examples, at least one."""
     table = np.asarray(values, np.float64).reshape(len(values), -1)
     if label.kind == CLASS:
