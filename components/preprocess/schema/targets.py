@@ -65,7 +65,10 @@ def encode(label: Label, setting: LabelSetting, arrays: Sequence[Any]) -> tuple[
     """
     import pyarrow as pa
 
-    faults = [_missing(column, array) for column, array in zip(setting.columns, arrays, strict=True)]
+    faults = [
+        _missing(column, np.asarray(array.is_null()))
+        for column, array in zip(setting.columns, arrays, strict=True)
+    ]
     if label.kind == CLASS:
         targets, more = _encode_class(label, setting.columns[0], arrays[0])
     elif label.kind == REGRESSION:
@@ -232,24 +235,25 @@ def _is_names(arrays: Sequence[Any]) -> bool:
     return len(arrays) == 1 and (pa.types.is_list(kind) or pa.types.is_string(kind))
 
 
-def _missing(column: str, array: Any) -> Fault:
-    return Fault(
-        array.is_null().to_numpy(zero_copy_only=False), lambda _: f"has no value in column {column!r}"
-    )
+def _missing(column: str, mask: _Mask) -> Fault:
+    return Fault(mask, lambda _: f"has no value in column {column!r}")
 
 
 def _encode_class(label: Label, column: str, array: Any) -> tuple[npt.NDArray[Any], list[Fault]]:
     import pyarrow as pa
 
     if pa.types.is_string(array.type):
+        # A look at each text that occurs; the last one is that of rows without a text.
         encoded = array.dictionary_encode()
-        values = _clean(encoded.dictionary).take(encoded.indices)
-        known: Sequence[Any] = label.outputs
+        names = pa.concat_arrays([_clean(encoded.dictionary), pa.nulls(1, array.type)])
+        at = np.asarray(encoded.indices.fill_null(len(names) - 1))
+        targets, is_missing = _index(names, label.outputs)[at], np.asarray(names.is_null())[at]
     else:
-        values, known = _whole(array)[0], [*map(int, label.outputs)]
-    targets = _index(values, known)
+        numbers = _whole(array)[0]
+        targets = _index(numbers, [*map(int, label.outputs)])
+        is_missing = np.asarray(numbers.is_null())
     return targets, [
-        _missing(column, values),
+        _missing(column, is_missing),
         Fault(targets < 0, lambda row: f"has {_short(array[row])} in column {column!r}, none of its classes"),
     ]
 
