@@ -32,7 +32,6 @@ _EXCHANGES = {
     "TensorFlow's ring": {"communication": "ring"},
     "ring of sockets": {"communication": "auto"},
     "ring of TCP sockets": {"communication": "tcp"},
-    "TCP sockets, bfloat16": {"communication": "tcp", "gradient_compression": "bfloat16"},
     "sockets, every 4 steps": {"communication": "auto", "gradient_accumulation_steps": 4},
 }
 

@@ -41,7 +41,7 @@ from shardline.trainer.loop.step import EvaluationLoop, Logs
 OPTIONS = (
     *STRATEGY_SETTINGS,
     *("checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
-    *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile"),
+    *("gradient_accumulation_steps", "grace_period", "jit_compile"),
     *("max_steps", "max_time", "seed", "stall_timeout", "steps_per_execution"),
 )
 

@@ -22,7 +22,6 @@ PATH_SETTINGS = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir"
 CHOICES = {
     "strategy": ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server"),
     "communication": ("auto", "tcp", "ring", "nccl"),
-    "gradient_compression": ("none", "bfloat16"),
     "cache": ("auto", "memory", "off"),
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -79,7 +78,6 @@ class TrainSettings:
         "Exchange of gradients: tcp (Shardline's ring of sockets, auto between CPUs), or TensorFlow's ring "
         "or nccl.",
     ] = "auto"
-    gradient_compression: Annotated[str, "Type of exchanged gradients; none is exact float32."] = "none"
     cache: Annotated[str, "Cache of decoded examples; auto uses memory if there is room."] = "auto"
     steps_per_execution: Annotated[int, "Steps between readings of the metrics; 0 for about a second."] = 0
     checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0

@@ -102,15 +102,14 @@ def make_summation(
     settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig
 ) -> Summation:
     """Returns the summation of this run's gradients. A collective."""
-    compression, requested = settings.gradient_compression, settings.communication
-    wire = tf.float32 if compression == "none" else tf.as_dtype(compression)
-    summation: Summation = TensorFlowSummation(wire)
+    requested = settings.communication
+    summation: Summation = TensorFlowSummation()
     if strategy.num_replicas_in_sync == 1:
         return summation
     devices = strategy.extended.worker_devices
     kind = "GPU" if "GPU" in devices[0].upper() else "CPU"
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    transport, sent = "TensorFlow's ring (gRPC)" if multi_worker else "sums in this process", "as"
+    transport = "TensorFlow's ring (gRPC)" if multi_worker else "sums in this process"
     if kind == "GPU" and not (multi_worker and requested == "ring"):
         transport = "NCCL"
     # The ring is for processes of one CPU each; GPUs have NCCL.
@@ -120,9 +119,7 @@ def make_summation(
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
             transport = "own Unix ring" if unix else "own TCP ring"
-            if unix:  # a conversion costs more than it saves (benchmarks/RESULTS.md)
-                wire, sent = tf.float32, "float32, which costs less within a machine than"
-            summation = RingSummation(ring, wire)
+            summation = RingSummation(ring)
         elif requested == "tcp":
             raise ClusterError(
                 "communication tcp is not possible: the replicas cannot reach each other on free ports; "
@@ -133,14 +130,13 @@ def make_summation(
                 "train", "replicas cannot reach each other on free ports: gradients go through gRPC"
             )
     if cluster.is_chief:
-        suffix = f", {sent} {compression}" if compression != "none" else ""
         between = f"between {strategy.num_replicas_in_sync} {kind}s"
-        progress.report("train", f"gradients: {transport} {between}{suffix}")
+        progress.report("train", f"gradients: {transport} {between}")
     return summation
 
 
 class TensorFlowSummation:
-    """Summation by the strategy's own collectives; float32 gradients are sent and added as type `wire`.
+    """Summation by the strategy's own collectives.
 
     Attributes:
         single_steps: Whether it has been traced for sparse gradients, whose number of rows may not change
@@ -148,21 +144,14 @@ class TensorFlowSummation:
             tensorflow/core/common_runtime/collective_param_resolver_local.cc).
     """
 
-    def __init__(self, wire: tf.DType = tf.float32) -> None:
-        self._wire = wire
-        self.single_steps = False
+    single_steps = False
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
         self.single_steps |= any(isinstance(each, tf.IndexedSlices) for each in gradients)
-        sent = [tf.cast(each, self._wire) if _is_dense(each) else each for each in gradients]
-        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
-        pairs = zip(summed, gradients, strict=True)
-        return [tf.cast(total, tf.float32) if _is_dense(own) else total for total, own in pairs]
-
-
-def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-    return isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
+        context = tf.distribute.get_replica_context()
+        sums: Gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        return sums
 
 
 class RingSummation:
@@ -173,14 +162,15 @@ class RingSummation:
 
     single_steps = False
 
-    def __init__(self, ring: Ring, wire: tf.DType) -> None:
+    def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._wire = wire.as_numpy_dtype
         self._buffers = SumBuffers()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
-        kinds = [_is_dense(each) + 2 * isinstance(each, tf.IndexedSlices) for each in gradients]
+        kinds = [
+            2 if isinstance(each, tf.IndexedSlices) else int(each.dtype == tf.float32) for each in gradients
+        ]
         others, dense, sparse = (
             [gradient for gradient, kind in zip(gradients, kinds, strict=True) if kind == wanted]
             for wanted in range(3)
@@ -216,12 +206,11 @@ class RingSummation:
                 view[...] = array
             else:
                 uncopied.append(((view.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
-        self._ring.sum(flat, self._wire, uncopied)
+        self._ring.sum(flat, uncopied)
         return views
 
 
-#: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
-#: Rows of sparse gradients are joined.
+#: Sums gradients of the same shapes over all replicas, called inside one; joins rows of sparse gradients.
 Summation: TypeAlias = TensorFlowSummation | RingSummation
 
 

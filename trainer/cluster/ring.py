@@ -82,14 +82,12 @@ class Ring:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # Its buffers are not set, which would end the kernel's tuning of them.
 
-    def sum(self, values: Numbers, wire: Any = np.float32, own: Spans = ()) -> None:
+    def sum(self, values: Numbers, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
-        `wire` is the type in which numbers are sent: float32, which is exact, or bfloat16; they are added up
-        in float32. Numbers in `own` replace those at the same offset of `values`.
+        Numbers in `own` replace those at the same offset of `values`.
         """
-        wire = np.dtype(wire)
-        exact, size = wire == np.float32, -(-values.size // (self._size * _ALIGN)) * _ALIGN
+        size = -(-values.size // (self._size * _ALIGN)) * _ALIGN
         parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
 
         def add(begin: int, first: int, received: Numbers) -> None:
@@ -102,28 +100,15 @@ class Ring:
         with self._lock, np.errstate(all="ignore"):
             self._calls += 1
             header = _HEADER.pack(self._calls, values.size)
-            packed, other = (np.empty(0 if exact else parts[0].size, wire) for _ in range(2))
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
                 sent = [parts[out]] if step else _slices(values, own, out * size, parts[out].size)
-                if not exact:
-                    sent = [
-                        np.concatenate([values[:0], *sent], out=packed[: parts[out].size], casting="unsafe")
-                    ]
-                consume = functools.partial(add, into * size)
-                incoming = self._incoming(parts[into], other, consume)
+                incoming = self._incoming(parts[into], functools.partial(add, into * size))
                 self._exchange(header, sent, itertools.chain(self._check_header(header), incoming))
                 header = b""
-            done = parts[(self._rank + 1) % self._size]
-            if not exact:
-                packed[: done.size] = done
-                done[:] = packed[: done.size]  # as the others receive it
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - ahead) % self._size for ahead in (-1, 0))
-                # A received part is forwarded unchanged.
-                sent = [parts[out] if exact else packed[: parts[out].size]]
-                self._exchange(b"", sent, self._incoming(parts[into], other))
-                packed, other = other, packed
+                self._exchange(b"", [parts[out]], self._incoming(parts[into]))
 
     def gather(self, *arrays: Numbers) -> list[Numbers]:
         """Returns each array with the rows of all processes, by rank; the numbers of rows may differ.
@@ -149,8 +134,8 @@ class Ring:
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
         for step in range(self._size - 1):
             out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
-            incoming = self._incoming(flat[into], flat[into][:0])
-            self._exchange(header, [flat[out]], itertools.chain(self._check_header(header), incoming))
+            incoming = itertools.chain(self._check_header(header), self._incoming(flat[into]))
+            self._exchange(header, [flat[out]], incoming)
             header = b""
 
     def close(self) -> None:
@@ -172,20 +157,16 @@ class Ring:
             )
 
     def _incoming(
-        self, part: Numbers, packed: Numbers, consume: Callable[[int, Numbers], None] | None = None
+        self, part: Numbers, consume: Callable[[int, Numbers], None] | None = None
     ) -> Iterator[memoryview]:
         """Yields buffers to receive a part into, piece by piece, the next when one has been filled.
 
-        `packed`, unless empty, is the buffer for numbers of a shorter type. `consume` gets the offset and the
-        numbers of each piece; without it they are written into the part.
+        `consume` gets the offset and the numbers of each piece; without it they are written into the part.
         """
         for first in range(0, part.size, _PIECE):
             into = part[first : first + _PIECE]
             values = self._scratch[: into.size] if consume else into
-            received = packed[first : first + into.size] if packed.size else values
-            yield received.view(np.uint8).data
-            if received is not values:
-                values[:] = received
+            yield values.view(np.uint8).data
             if consume:
                 consume(first, values)
 
