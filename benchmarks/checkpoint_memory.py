@@ -3,8 +3,7 @@
 shardline launch 2 -m -- benchmarks.checkpoint_memory --megabytes 400 --optimizer sgd
 
 Every process prints the peak in times of the variables (weights and slots), as JSON; with the best weights of
-EarlyStopping, whose own copy is not counted, and a callback whose state differs between the processes. Every
-variable is updated while the checkpoint is written.
+EarlyStopping, whose own copy is not counted. Every variable is updated while the checkpoint is written.
 """
 
 from __future__ import annotations
@@ -61,31 +60,27 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
 
     process = this_process({})
     chief, model = process.cluster.is_chief, _build(process, megabytes, optimizer)
-    early, other = (
-        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
-        keras.callbacks.Callback(),
-    )
+    early = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
     early.set_model(model)
     early.on_train_begin()
-    other.number = -1
-    state = TrainingState(model, [early, other])
+    state = TrainingState(model, [early])
     settings = TrainSettings(dataset="data", model="model", keep_checkpoints=1)
     checkpoints = Checkpoints(settings, directory, Identity("model", "data", state.variables), write=chief)
     own = [process.strategy.experimental_local_results(each.value)[0] for each in state._variables.values()]
     change, total = tf.ones(model.weights[0].shape), sum(each.numpy().nbytes for each in own) / 2**20
     if not restore:
-        early.best_weights, other.number = model.get_weights(), process.process
+        early.best_weights = model.get_weights()
         state.capture(Position(), whole=chief)  # traces
     process.collectives.barrier()
     before = _begin()
     if restore:
-        state.restore(checkpoints.read(1), process.process)
-        assert other.number == process.process
+        state.restore(checkpoints.read(1))
         before += sum(each.nbytes for each in early.best_weights) / 2**20
     else:
         snapshot = state.capture(Position(steps=1), whole=chief)
         assert not state.first_not_finite(snapshot)
-        checkpoints.save(state.gather_callbacks(snapshot, process.collectives))
+        state.check_replicas(snapshot, process.collectives)
+        checkpoints.save(snapshot)
         del snapshot
         for variable in own:
             if variable.shape == change.shape:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
-import math
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -307,43 +306,6 @@ class CallbackStates:
                     self.lost.add(f"{kind}.{key}")
         return {key: value for key, value in encoded.items() if key not in _NOT_STATE}
 
-    def digests(self, snapshot: Snapshot) -> dict[str, str]:
-        """Returns digests of the parts of these callbacks' state in a snapshot: the JSON, and each array."""
-        host = json.dumps(self._host(snapshot)).encode()
-        parts = {"": host} | {name: _bytes(value) for name, value in self._arrays(snapshot).items()}
-        return {name: hashlib.blake2b(part, digest_size=16).hexdigest() for name, part in parts.items()}
-
-    def pack(self, snapshot: Snapshot, names: Collection[str]) -> bytes:
-        """Returns the JSON of these callbacks and the arrays of these names as bytes."""
-        arrays = [(name, value) for name, value in self._arrays(snapshot).items() if name in names]
-        described = [[name, value.dtype.name, value.shape] for name, value in arrays]
-        header = json.dumps([self._host(snapshot), described]).encode()
-        return b"".join([header, b"\0", *(_bytes(value) for _, value in arrays)])
-
-    def _host(self, snapshot: Snapshot) -> dict[str, Any]:
-        return {name: snapshot.host["callbacks"][name] for name in self._callbacks}
-
-    def _arrays(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
-        prefixes = tuple(f"callback/{name}/" for name in self._callbacks)
-        return {
-            name: np.asarray(value) for name, value in snapshot.arrays.items() if name.startswith(prefixes)
-        }
-
-
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
-
-
-def unpack(data: bytearray) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Returns the content of `CallbackStates.pack`: JSON by callback, and arrays."""
-    start = data.index(b"\0")
-    host, described = json.loads(data[:start])
-    arrays, start = {}, start + 1
-    for name, dtype, shape in described:
-        arrays[name] = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape)
-        start += arrays[name].nbytes
-    return host, arrays
-
 
 @dataclass(frozen=True, eq=False)
 class _Encoded:
@@ -505,51 +467,31 @@ class TrainingState:
         trained = {id(variable) for variable in self._model.trainable_variables}
         return [name for name, variable in self._variables.items() if id(variable) in trained]
 
-    def gather_callbacks(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
-        """Returns the snapshot with the callback states of other replicas where they differ. A collective.
-
-        Raises DivergedError when weights or learning rates of the replicas differ.
-        """
+    def check_replicas(self, snapshot: Snapshot, collectives: Collectives) -> None:
+        """Raises DivergedError when weights or learning rates of the replicas differ. A collective."""
         if collectives.processes == 1:
-            return snapshot
-        digests = self._callbacks.digests(snapshot)
-        described = json.dumps(digests).encode()
-        digest = int.from_bytes(hashlib.blake2b(described, digest_size=6).digest())
+            return
         updating = updating_optimizers(self._model)
         rates = sum(float(keras.ops.convert_to_numpy(each.learning_rate)) for each in updating)
         names = [name for name in self._trained_names() if id(self._variables[name]) not in self._exempt]
         squares = sum(_sum_of_squares(self._array(name, snapshot)) for name in names)
-        table = collectives.gather_values([digest, squares, rates])
-        if len({row[2] for row in table}) > 1:
+        weights, of_all = zip(*collectives.gather_values([squares, rates]), strict=True)
+        if len(set(of_all)) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
-                f"{', '.join(f'{row[2]:.7g}' for row in table)}; a callback that sets one must run on all"
+                f"{', '.join(f'{each:.7g}' for each in of_all)}; a callback that sets one must run on all"
             )
-        weights = [row[1] for row in table]
         if max(weights) - min(weights) > 1e-4 * max(weights):  # machines of different types round apart
             raise DivergedError(
                 f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
                 f"their squares is {', '.join(f'{each:.7g}' for each in weights)}; look for a callback that "
                 "changes weights, learning rate or what is trained on one replica only"
             )
-        if len({row[0] for row in table}) == 1:
-            return snapshot
-        # What is as on the chief, such as the best weights, is not sent.
-        first = json.loads(collectives.gather_bytes(described)[0])
-        differs = {name for name, digest in digests.items() if digest != first.get(name)}
-        packed = self._callbacks.pack(snapshot, differs) if differs else b""
-        arrays, others = dict(snapshot.arrays), {}
-        for process, data in enumerate(collectives.gather_bytes(packed, take=collectives.process == 0)):
-            if data:
-                others[str(process)], values = unpack(data)
-                arrays |= {f"process-{process}/{name}": value for name, value in values.items()}
-        return replace(snapshot, arrays=arrays, host={**snapshot.host, "others": others})
 
-    def restore(self, snapshot: Snapshot, process: int = 0) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Restores a state with the same variables, on every replica and outside `strategy.run`.
 
-        Takes over the snapshot's arrays, which training then changes.
-        Callbacks get the state of those in the process of this number, else of the chief's.
+        Takes over the snapshot's arrays, which training then changes. Callbacks get the state of the chief's.
         """
         now = self._model.distribute_strategy.num_replicas_in_sync
         before = snapshot.host["replicas"]
@@ -558,16 +500,8 @@ class TrainingState:
             sums = {name: np.asarray(values[name]) for name in self._sums}
             values |= {name: (sum_ * (before / now)).astype(sum_.dtype) for name, sum_ in sums.items()}
         self._assign(values)
-        host, arrays = snapshot.host["callbacks"], snapshot.arrays
-        if own := snapshot.host.get("others", {}).get(str(process)):
-            prefix = f"process-{process}/"
-            host = own
-            arrays = {
-                **arrays,
-                **{n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)},
-            }
-        self._callbacks.restore(host, arrays)
-        self._chief_callbacks.restore(host, arrays)
+        for callbacks in (self._callbacks, self._chief_callbacks):
+            callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
         self._model.stop_training = snapshot.host["stop_training"]
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:

@@ -76,8 +76,8 @@ class Collectives:
         table: list[list[float]] = np.array(self.total(rows.ravel().tolist())).reshape(rows.shape).tolist()
         return table
 
-    def gather_bytes(self, data: bytes, *, take: bool = True) -> list[bytearray]:
-        """All-gather in parts: returns the data of each process, by its number; [] with `take` false."""
+    def gather_bytes(self, data: bytes) -> list[bytearray]:
+        """All-gather in parts: returns the data of each process, by its number."""
         if self._sum is None:
             return [bytearray(data)]
         sizes = [int(row[0]) for row in self.gather_values([len(data)])]
@@ -89,9 +89,9 @@ class Collectives:
             rows = np.zeros((self.processes, -(-min(part, max(sizes) - start) // 4)))
             rows[self.process] = np.frombuffer(own.ljust(4 * rows.shape[1], b"\0"), "<u4")
             total = self._sum(tf.constant(rows.ravel(), tf.float64)).numpy().reshape(rows.shape)
-            for received, row, size in zip(gathered, total, sizes, strict=True) if take else ():
+            for received, row, size in zip(gathered, total, sizes, strict=True):
                 received += row.astype("<u4").tobytes()[: max(0, size - start)]
-        return gathered if take else []
+        return gathered
 
     def barrier(self) -> None:
         """Returns after all processes have called it."""

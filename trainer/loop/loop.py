@@ -269,7 +269,7 @@ class Training:
         if at.examples or not at.closed:
             # The checkpoint is from after this hook, which may have set the learning rate.
             hooks("on_epoch_begin", at.last_epoch)
-        self.state.restore(snapshot, run.process)
+        self.state.restore(snapshot)
         if run.settings.allow_new_data:  # to which layers have been adapted again
             saving.refresh_adapted(self._model)
         apply_changed_rates(self._model, before.learning_rates, now.learning_rates)
@@ -369,7 +369,7 @@ class Training:
                 f"{name} is not finite after step {self.position.steps:,}, whose loss still was, and is not "
                 f"saved; {self._divergence_advice()}"
             )
-        snapshot = self.state.gather_callbacks(snapshot, self._run.collectives)
+        self.state.check_replicas(snapshot, self._run.collectives)
         step = self.position.steps
         self.checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
         self._saved = time.monotonic()
