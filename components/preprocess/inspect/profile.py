@@ -215,8 +215,7 @@ def tables(
     profile: Profile, manifest: Manifest, shown: Callable[[float], str] = "{:.5g}".format
 ) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, ...]]]:
     """Returns table rows of the numbers, by their names in the profile, and of the texts."""
-    texts = {each.name: f"{each.name} length" for each in manifest.columns if each.dtype == "string"}
-    lengths = {name: profile.numbers[known] for name, known in texts.items() if known in profile.numbers}
+    texts = {f"{each.name} length": each.name for each in manifest.columns if each.dtype == "string"}
     names = {
         known: name
         for label in manifest.labels
@@ -226,9 +225,10 @@ def tables(
     rows = {
         name: _number_row(names.get(name, name), numbers, shown)
         for name, numbers in profile.numbers.items()
-        if name not in texts.values()
+        if name not in texts
     }
-    return rows, [_text_row(name, each, profile.categories.get(name)) for name, each in lengths.items()]
+    lengths = [(texts[name], numbers) for name, numbers in profile.numbers.items() if name in texts]
+    return rows, [_text_row(name, each, profile.categories.get(name)) for name, each in lengths]
 
 
 def _text_row(name: str, lengths: Numbers, found: Categories | None) -> tuple[str, ...]:
@@ -334,10 +334,6 @@ def _widened(least: float, largest: float, *, whole: bool) -> tuple[float, float
 
 _MOST_CLASSES = 20
 _MOST_NAMED = 10
-_SUMMARY = (
-    "source", "fingerprint", "features", "labels", "splits", "records_in", "records",
-    "rejected", "converted", "duplicates", "anomalies", "settings",
-)  # fmt: skip
 
 
 class ClassTable(NamedTuple):
@@ -390,22 +386,14 @@ def class_table(label: Label, manifest: Manifest) -> ClassTable:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns a summary of the manifest as JSON; class names are its only long list."""
+    """Returns the manifest as JSON, with the number of the shards of a split in their place."""
     splits = {
-        name: {
-            "records": split.records,
-            "shards": len(split.shards),
-            "bytes": split.bytes,
-            "labels": {name: asdict(tally) for name, tally in split.labels.items()},
-        }
+        name: {**asdict(split), "shards": len(split.shards), "records": split.records, "bytes": split.bytes}
         for name, split in manifest.splits.items()
     }
-    content = asdict(manifest)
-    content["features"] = {feature.pop("name"): feature for feature in content["features"]}
-    content["duplicates"].pop("named")
-    content |= {"splits": splits, "records": manifest.records}
-    summary: dict[str, Any] = json.loads(json.dumps({name: content[name] for name in _SUMMARY}))
-    return summary
+    content = asdict(manifest) | {"splits": splits, "records": manifest.records}
+    described: dict[str, Any] = json.loads(json.dumps(content))
+    return described
 
 
 def render_manifest(manifest: Manifest) -> str:

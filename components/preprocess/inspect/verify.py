@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -146,12 +147,13 @@ def _differences(expected: Shard, size: int, checksum: str) -> Iterator[Damage]:
 
 
 def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    splits: dict[str, list[str]] = {}
+    splits = defaultdict[str, set[str]](set)
     for name, split in manifest.splits.items():
-        for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:
-            splits.setdefault(group, []).append(name)
-    if leaks := sorted(group for group, names in splits.items() if len(names) > 1):
-        named = [f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks]
+        for shard in split.shards:
+            for group in checks[shard.file]["groups"]:
+                splits[group].add(name)
+    if leaks := sorted((group, sorted(names)) for group, names in splits.items() if len(names) > 1):
+        named = [f"{group!r} in {' and '.join(names)}" for group, names in leaks]
         shown = enumerate_names(named, _MOST_LISTED)
         what = f"groups by {manifest.group!r}, and groups are in several splits: {shown}"
         yield Damage(MANIFEST_FILE, None, what)
@@ -159,21 +161,19 @@ def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[
 
 def _check_times(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
     """Yields the last example of a split that is not before the first of the next one, by the gap if set."""
-    feature, column = manifest.time_feature, str(manifest.settings.get("split_by_time"))
-    gap = str(manifest.settings.get("split_gap") or "")
-    if not feature:
-        return
-    splits = [
-        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file]["times"]])
+    feature, gap = manifest.time_feature, str(manifest.settings.get("split_gap") or "")
+    splits = {
+        name: [time for shard in manifest.splits[name].shards for time in checks[shard.file]["times"]]
         for name in SPLITS
         if name in manifest.splits
-    ]
-    for (before, earlier), (name, later) in pairwise((name, times) for name, times in splits if times):
-        (last, key), (first, key_of_first) = max(earlier), min(later)
+    }
+    for before, name in pairwise(name for name, times in splits.items() if times):
+        (last, key), (first, key_of_first) = max(splits[before]), min(splits[name])
         if last >= first - scaled_gap(gap, feature):
+            column, apart = manifest.settings["split_by_time"], f"{gap} before" if gap else "before"
             what = (
                 f"splits by {column!r}, and {key!r} in {before}, {format_time(last, feature)}, is not "
-                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {format_time(first, feature)}"
+                f"{apart} {key_of_first!r} in {name}, {format_time(first, feature)}"
             )
             yield Damage(MANIFEST_FILE, None, what)
 
