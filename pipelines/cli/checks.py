@@ -27,7 +27,7 @@ from shardline.trainer.base.errors import EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.registry import Finding
-    from shardline.pipelines.local.doctor import Diagnosis
+    from shardline.pipelines.doctor import Diagnosis
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
@@ -143,17 +143,15 @@ def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **
 def _examine(
     local: bool, runs_dir: Path, settings: Path | None, flags: dict[str, str]
 ) -> Iterator[Diagnosis]:
-    from shardline.pipelines.local import doctor as here
+    from shardline.pipelines.doctor import examine_machine, examine_platform
+    from shardline.pipelines.settings import load, load_environment
 
     if not local:
-        from shardline.pipelines import settings as compiled
-        from shardline.pipelines.remote import doctor as platform
-
         try:
-            environment = compiled.load_environment(settings, flags, os.environ)
-            known = compiled.load(environment.file) if environment.file else None
+            environment = load_environment(settings, flags, os.environ)
+            known = load(environment.file) if environment.file else None
         except SettingsError:
-            yield from here.examine(runs_dir, toy=False)  # it needs no settings
+            yield from examine_machine(runs_dir, toy=False)  # it needs no settings
             raise
-        yield from platform.examine(environment, known)
-    yield from here.examine(runs_dir, toy=local)
+        yield from examine_platform(environment, known)
+    yield from examine_machine(runs_dir, toy=local)

@@ -73,7 +73,7 @@ def apply(
             kept = apply_plan(environment.platform, plan)
         if not as_json:
             click.echo("\n".join(map(printable, _lines(plan, proof, kept, dry_run))))
-        about = {"name": plan.name, "action": plan.action.name.lower(), "paused": plan.paused, "proof": proof}
+        about = {"name": plan.name, "action": plan.action, "paused": plan.paused, "proof": proof}
         about["differences"] = [difference._asdict() for difference in plan.differences]
         content.append({**about, "requests": [step._asdict() for step in plan.steps]})
     others = sorted({str(item.get("displayName")) for item in known} - {*declared})

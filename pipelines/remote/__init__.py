@@ -1,4 +1,4 @@
-"""Vertex AI Pipelines: submission, uploads, schedules, and the checks of `shardline doctor`.
+"""Vertex AI Pipelines: submission, uploads and schedules.
 
 It may import the specs, settings and rules of `pipelines`.
 """

@@ -14,8 +14,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,16 +119,6 @@ def schedule_body(declared: Schedule, request: Mapping[str, Any]) -> dict[str, A
     return content
 
 
-class Action(StrEnum):
-    """What happened to a schedule, as reported."""
-
-    NOTHING = "nothing to do"
-    CREATE = "created"
-    UPDATE = "changed"
-    REPLACE = "replaced"
-    RETIRE = "cleaned up"
-
-
 class Difference(NamedTuple):
     """One difference: the field in the declaration, the present value, and the declared one."""
 
@@ -146,25 +134,19 @@ class ScheduleStep(NamedTuple):
     request: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class SchedulePlan:
-    """Steps for one declared schedule; none where there is nothing to do.
+class SchedulePlan(NamedTuple):
+    """Steps for the schedule declared as `name`; none where there is nothing to do.
 
-    The first existing schedule is kept, or replaced where it differs from the declared `body`; `paused` is
+    The first existing schedule is kept, or replaced where it differs from the declaration; `paused` is
     whether the result is paused.
     """
 
-    body: Mapping[str, Any]
-    existing: tuple[Existing, ...] = ()
-    action: Action = Action.NOTHING
-    differences: tuple[Difference, ...] = ()
-    paused: bool = False
-    steps: tuple[ScheduleStep, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The schedule's display name."""
-        return str(self.body["displayName"])
+    name: str
+    existing: tuple[Existing, ...]
+    action: str
+    differences: tuple[Difference, ...]
+    paused: bool
+    steps: tuple[ScheduleStep, ...]
 
 
 def is_own(item: Existing) -> bool:
@@ -211,19 +193,19 @@ def make_plan(declared: Schedule, request: Mapping[str, Any], existing: Iterable
     differences = _differences(body, found[0]) if found else []
     steps: list[ScheduleStep] = []
     if not found or differences:
-        action, rest = (Action.REPLACE if found else Action.CREATE), found
+        action, rest = ("replaced" if found else "created"), found
         steps.append(ScheduleStep("CreateSchedule", {"parent": request["parent"], "schedule": body}))
         steps += [ScheduleStep("PauseSchedule", {"name": NEW})] * paused
     else:
         kept, rest = found[0], found[1:]
-        action = Action.RETIRE if rest else Action.NOTHING
+        action = "cleaned up" if rest else "nothing to do"
         if kept["state"] != COMPLETED and paused != (kept["state"] == PAUSED):
-            action = Action.UPDATE
+            action = "changed"
             differences.append(Difference("paused", _text(not paused), _text(paused)))
             call = "PauseSchedule" if paused else "ResumeSchedule"
             steps.append(ScheduleStep(call, {"name": kept["name"]}))
     steps += [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in rest]
-    return SchedulePlan(body, found, action, tuple(differences), paused, tuple(steps))
+    return SchedulePlan(declared.display_name, found, action, tuple(differences), paused, tuple(steps))
 
 
 def _differences(body: Mapping[str, Any], item: Existing) -> list[Difference]:

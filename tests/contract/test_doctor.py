@@ -12,10 +12,9 @@ from google.cloud import resourcemanager_v3
 from google.cloud.storage import Client
 from google.rpc import code_pb2
 
+from shardline.pipelines import doctor
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local import doctor as here
-from shardline.pipelines.local.doctor import Diagnosis
-from shardline.pipelines.remote.doctor import connect, examine, find_image
+from shardline.pipelines.doctor import Diagnosis, connect, examine_machine, examine_platform, find_image
 from shardline.pipelines.settings import Environment, load
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
@@ -48,7 +47,7 @@ def environment(**values: Any) -> Environment:
 
 
 def diagnoses(**values: Any) -> dict[str, Diagnosis]:
-    return {item.what: item for item in examine(environment(**values))}
+    return {item.what: item for item in examine_platform(environment(**values))}
 
 
 def test_a_platform_that_is_ready_is_said_to_be(project: Any) -> None:
@@ -150,7 +149,7 @@ def test_it_is_said_who_reaches_the_replicas(
 ) -> None:
     path = settings(tmp_path)
     path.write_text(f"{SETTINGS}\n[train.job]\n{job}\n")
-    found = {item.what: item for item in examine(environment(network=network), load(path))}
+    found = {item.what: item for item in examine_platform(environment(network=network), load(path))}
     assert found["training network"].level == level
     assert ("mine" in found["training network"].found) == (level == "warning")
 
@@ -161,7 +160,7 @@ def test_without_credentials_it_is_said_what_was_not_looked_at(
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    found = {item.what: item for item in examine(environment(), load(settings(tmp_path)))}
+    found = {item.what: item for item in examine_platform(environment(), load(settings(tmp_path)))}
 
     assert [what for what, item in found.items() if item.level == "error"] == ["credentials"]
     assert "gcloud auth application-default login" in found["credentials"].fix
@@ -179,8 +178,8 @@ def test_placeholders_are_no_project_and_this_machine_is_checked_all_the_same() 
 
 
 def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "installed_version", lambda package: None)
-    found = {item.what: item for item in here.examine(Path("runs"))}
+    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
+    found = {item.what: item for item in examine_machine(Path("runs"))}
 
     assert found["not checked"].found == "memory, network, toy job: psutil is not installed"
     assert found["not checked"].fix == "pip install 'shardline[local]'"

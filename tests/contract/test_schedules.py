@@ -108,7 +108,7 @@ def later(**delta: float) -> datetime.datetime:
 
 def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
     (planned,) = json.loads(done("apply", "--dry-run", "--json"))["schedules"]
-    assert (planned["name"], planned["action"]) == ("nightly", "create")
+    assert (planned["name"], planned["action"]) == ("nightly", "created")
     assert not is_done()
     assert written(workplace) == []
 

@@ -14,7 +14,6 @@ from shardline.components.text import timestamp
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.remote.schedules import (
     NEW,
-    Action,
     Existing,
     SchedulePlan,
     load_schedules,
@@ -165,7 +164,7 @@ def calls(found: SchedulePlan) -> list[str]:
 def test_a_new_schedule_is_created() -> None:
     made = plan(declared())
 
-    assert (made.action, calls(made)) == (Action.CREATE, ["Create"])
+    assert (made.action, calls(made)) == ("created", ["Create"])
     schedule = made.steps[0].request["schedule"]
     assert made.steps[0].request["parent"] == ENVIRONMENT.platform.parent
     assert schedule.pop("createPipelineJobRequest")
@@ -178,7 +177,7 @@ def test_there_is_nothing_to_do_where_all_is_as_it_is_declared() -> None:
     wanted = declared(max_run_count=5, paused=False)
     made = plan(wanted, existing(wanted))
 
-    assert (made.action, made.differences, made.steps) == (Action.NOTHING, (), ())
+    assert (made.action, made.differences, made.steps) == ("nothing to do", (), ())
 
 
 REPLACEMENT = ["Create", "Delete 1"]
@@ -196,7 +195,7 @@ REPLACEMENT = ["Create", "Delete 1"]
 def test_what_is_not_as_it_is_declared_is_replaced(before: Any, after: Any, difference: Any) -> None:
     made = plan(declared(**after), existing(declared(**before)))
 
-    assert (made.action, calls(made)) == (Action.REPLACE, REPLACEMENT)
+    assert (made.action, calls(made)) == ("replaced", REPLACEMENT)
     assert list(made.differences) == [difference]
 
 
@@ -242,7 +241,7 @@ def test_differences_are_those_that_change_a_run(edit: Any, what: list[str]) -> 
 def test_of_two_schedules_of_one_name_the_older_is_kept() -> None:
     made = plan(declared(), existing(number=2), existing(number=1))
 
-    assert (made.action, calls(made)) == (Action.RETIRE, ["Delete 2"])
+    assert (made.action, calls(made)) == ("cleaned up", ["Delete 2"])
 
 
 CHANGED = declared(parameters={"epochs": 4})
@@ -267,7 +266,7 @@ def test_a_replacement_that_was_broken_off_is_finished(left: list[Existing], exp
 def test_a_pause_by_hand_is_left_alone_and_outlives_a_replacement() -> None:
     paused = existing(state="PAUSED")
 
-    assert plan(declared(), paused).action is Action.NOTHING
+    assert plan(declared(), paused).action == "nothing to do"
     made = plan(CHANGED, paused)
     assert calls(made) == ["Create", f"Pause {NEW}", "Delete 1"]
     assert made.paused
@@ -294,5 +293,5 @@ def test_a_completed_schedule_stays_until_it_is_declared_otherwise() -> None:
     wanted = declared(max_run_count=3)
     done = existing(wanted, state="COMPLETED")
 
-    assert plan(wanted, done).action is Action.NOTHING
+    assert plan(wanted, done).action == "nothing to do"
     assert calls(plan(declared(max_run_count=9), done)) == REPLACEMENT
