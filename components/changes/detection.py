@@ -53,7 +53,8 @@ LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"
 _SCHEMA = "content of schema"
 _DATE = re.compile(
-    r"\{(?P<what>date|last (?P<days>\d{1,4}) days)(?: in (?P<zone>[\w+/-]+))?(?::(?P<form>[^{}]*))?\}"
+    r"\{(?P<what>date|last (?P<days>\d{1,4}) days)(?: in (?P<zone>[\w+/-]+))?"
+    r"(?::(?P<form>[^{}%]*(?:%[aAbBdeFGgHIjmMuUVwWyY%][^{}%]*)+))?\}"  # "YYYY" would be text
 )
 # A field of another name, but not a time of BigQuery, nor a class of characters such as \p{Lu}.
 _OTHER = re.compile(r"(?<!\\[pP])\{(?!snapshot\})[A-Za-z][^{},]*\}")

@@ -555,6 +555,8 @@ def test_the_date_in_a_source(source, filled_in):
         ("{datum}", "'{datum}', which is no field; write {date}"),
         ("{Date}", "which is no field"),
         ("{last 3 day}", "which is no field"),
+        ("{date:YYYY-MM}", "which is no field"),
+        ("{date:%Q}", "which is no field"),
         ("{date in Mars/Olympus}", "there is no such time zone"),
     ],
 )
