@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from shardline.components.preprocess import inspect
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.inspect.card import render_card
@@ -108,7 +109,11 @@ def test_a_sound_dataset(dataset: Path, processes: int) -> None:
         (7, -2, "the data do not match their checksum"),  # its own CRC
     ],
 )
-def test_a_flipped_bit_is_found(dataset: Path, record: int, at: int, message: str) -> None:
+@pytest.mark.parametrize(("name", "most"), [("_ROWS", 256), ("_ROWS", 5), ("_BYTES", 1)])
+def test_a_flipped_bit_is_found(
+    dataset: Path, record: int, at: int, message: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, name, most)
     starts = record_starts(dataset / SHARD)
     flip(dataset / SHARD, starts[record] + at if at >= 0 else starts[record + 1] + at)
     file, in_record, *others = found(dataset)
