@@ -77,6 +77,9 @@ class PreprocessSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
+        for name, text in vars(self).items():
+            if isinstance(text, str) and text.encode(errors="ignore").decode() != text:
+                raise SettingsError(f"{name} is {text!r}, which is not UTF-8; rename the file or directory")
         object.__setattr__(self, "split", self.split or {"train": 0.8, "validation": 0.1, "test": 0.1})
         for name, (least, most) in _RANGES.items():
             if (number := getattr(self, name)) < least:

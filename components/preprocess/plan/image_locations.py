@@ -71,6 +71,8 @@ class ImageReader:
 
     def prefetch(self, records: Iterable[Fields]) -> None:
         """Prefetches the images of records that are in a bucket; then `read` must be called for each."""
+        if len(self._locations) == 1:  # that of examples without an image
+            return
         with_image = (record for record in records if record.location != NO_LOCATION)
         first = next(with_image, None)
         if first is None:
@@ -107,10 +109,13 @@ class ImageReader:
     def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
         """Yields the encoded images of records, b"" for those without one.
 
-        They are in lists of about `size` bytes, or in one where all of them are in files of many.
+        They are in lists of about `size` bytes, or in one if the records say how long each image is.
         """
         locations, lengths = block.heads["location"], block.heads["length"]
-        if not self._is_prefetching and (lengths > WHOLE_FILE).all() and (locations != NO_LOCATION).all():
+        if not locations.any():
+            yield [b""] * block.count
+            return
+        if not self._is_prefetching and locations.all() and (lengths > WHOLE_FILE).all():
             offsets = block.heads["offset"].tolist()
             yield self._read_spans(locations.tolist(), offsets, lengths.tolist(), block.keys())
             return
