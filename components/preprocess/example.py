@@ -7,16 +7,12 @@ loading it takes a quarter of the time in which a small dataset is written.
 
 from __future__ import annotations
 
-import reprlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, groupby, starmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
-
-from shardline.trainer.base.errors import BadRecordError, SourceError
-from shardline.trainer.data.features import Feature, Label, Scalar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,54 +62,6 @@ _SEQUENCE = (
 
 #: Names that a source's feature cannot have.
 OWN_FEATURES = frozenset({"image", "label", "key"})
-
-
-class FeatureEntries:
-    """Checks and serializes the features that a source declares in addition to image, labels and key."""
-
-    _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}
-
-    def __init__(self, declared: Sequence[Feature], labels: Sequence[Label]) -> None:
-        own = OWN_FEATURES | {label.name for label in labels}
-        for feature in declared:
-            is_wrong = len(feature.shape) > 1 or not all(feature.shape) or not feature.name.isprintable()
-            if feature.name in own or feature.dtype not in self._TYPES or is_wrong:
-                raise SourceError(
-                    f"the source declares a feature {feature.name!r} of {feature.dtype} {feature.shape}; "
-                    f"expected {', '.join(self._TYPES)} of shape () or (n,), "
-                    f"and a printable name other than {', '.join(sorted(own))}"
-                )
-        self._types = {
-            feature.name: (feature.dtype, self._TYPES[feature.dtype], feature.shape) for feature in declared
-        }
-
-    def serialize(self, features: Mapping[str, Scalar | Sequence[Scalar]], name: str) -> bytes:
-        """Returns the entries of one example; BadRecordError if the values are not those declared."""
-        if features.keys() != self._types.keys():
-            raise BadRecordError(
-                name, f"has the features {sorted(features)}, the source declares {sorted(self._types)}"
-            )
-        values = {}
-        for feature, (dtype, types, shape) in self._types.items():
-            value: Any = features[feature]
-            if shape and (not isinstance(value, list) or len(value) != shape[0]):
-                raise BadRecordError(
-                    name, f"feature {feature!r} is {reprlib.repr(value)}, not a list of {shape[0]}"
-                )
-            for item in value if shape else (value,):
-                try:  # a number that fits its type, a text without lone surrogates
-                    fits = isinstance(item, types) and not isinstance(item, bool)
-                    item.encode("utf-8", "surrogateescape") if isinstance(item, str) else _FITTING[
-                        dtype
-                    ].pack(item)
-                except (KeyError, OverflowError, struct.error, UnicodeEncodeError):
-                    fits = False
-                if not fits:
-                    raise BadRecordError(name, f"feature {feature!r} is {item!r}, not {dtype}")
-            if dtype == "float32":
-                value = list(map(float, value)) if shape else float(value)
-            values[feature] = value
-        return entries(values)
 
 
 def serialize(features: Mapping[str, Stored]) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from shardline.components.preprocess import work_directory, write
 from shardline.components.preprocess.plan import plan as plans
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
-from shardline.components.preprocess.plan.survey import Rejected, check_anomalies, survey
+from shardline.components.preprocess.plan.survey import Rejected, check_anomalies, survey, survey_batches
 from shardline.components.preprocess.process_pool import Processes
 from shardline.components.preprocess.schema import schema as schemas
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -111,7 +111,7 @@ def _locked_work_directory(out: str | os.PathLike[str], *, shared: bool = False)
 
 def _processes(settings: PreprocessSettings) -> Processes:
     count = settings.processes or len(os.sched_getaffinity(0))
-    return Processes(count, write.check_buckets, write.write_planned)
+    return Processes(count, survey_batches, write.check_buckets, write.write_planned)
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
     try:
         work.discard_plan()
         rejected = Rejected(settings.on_bad_record)
-        found = survey(settings, work, rejected)
+        found = survey(settings, work, processes, rejected)
         check_anomalies(found.plan.anomalies, settings)
         if settings.on_bad_record == "skip":
             found = write.drop_bad_images(found, work, processes, rejected)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import SPLIT_TIME_FEATURES
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: Split of rows that are in none.
+LEFT_OUT = ""
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND, _DAY = datetime.timedelta(microseconds=1), 86_400_000_000
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _SECONDS = (100_000_000, 10_000_000_000)  # since 1970: 1973 to 2286; excludes milliseconds and 20261123
 _GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
@@ -31,21 +37,28 @@ def time_feature(kind: str) -> str:
     return {"int64": "split_number", "float32": "split_number_millionths"}.get(kind, "split_time_us")
 
 
-def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
-    """Returns a time as the number that `feature` stores (UTC without a zone); None for anything else."""
-    if isinstance(value, str):
-        try:
-            value = datetime.datetime.fromisoformat(value.strip())
-        except ValueError:
-            return None
-    if isinstance(value, datetime.datetime):
-        return ((value if value.tzinfo else value.replace(tzinfo=datetime.UTC)) - _EPOCH) // _MICROSECOND
-    if isinstance(value, datetime.date):
-        return (value.toordinal() - _EPOCH.toordinal()) * _DAY
-    if not isinstance(value, int | float) or not math.isfinite(value):
+def parse_times(values: Any, feature: str) -> Any:
+    """Returns an array of times as the int64 that `feature` stores (UTC without a zone); null for others."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_temporal(values.type):
+        return values.cast(pa.timestamp("us")).cast(pa.int64())
+    if pa.types.is_string(values.type):
+        return pa.array(map(_microseconds, values.to_pylist()), pa.int64())
+    if not pa.types.is_floating(values.type):
+        return values.cast(pa.int64())
+    numbers = pc.round(pc.multiply(values, float(SPLIT_TIME_FEATURES[feature])))
+    known = pc.fill_null(pc.less(pc.abs(numbers), 2.0**63), False)
+    return pc.if_else(known, numbers, None).cast(pa.int64())
+
+
+def _microseconds(text: str | None) -> int | None:
+    try:
+        time = datetime.datetime.fromisoformat((text or "").strip())
+    except ValueError:
         return None
-    number = round(value * SPLIT_TIME_FEATURES[feature])
-    return number if -(2**63) <= number < 2**63 else None
+    return ((time if time.tzinfo else time.replace(tzinfo=datetime.UTC)) - _EPOCH) // _MICROSECOND
 
 
 def format_time(number: int, feature: str) -> str:
@@ -59,16 +72,16 @@ def format_time(number: int, feature: str) -> str:
 
 
 class TimeSplit:
-    """Assigns times, from `parse_time`, to splits; `left_out` counts the rows in a gap."""
+    """Assigns times, from `parse_times`, to splits; `left_out` counts the rows in a gap."""
 
     def __init__(
         self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]
     ) -> None:
-        """Reads all values of the column; raises SourceError if they are not times, or all the same."""
+        """Reads arrays of all times; raises SourceError if there are none, or they are all the same."""
         import numpy as np
 
-        parsed = (parse_time(value, feature) for value in values)
-        times = np.sort(np.fromiter((time for time in parsed if time is not None), np.int64))
+        parts = [np.empty(0, np.int64), *(times.drop_null().to_numpy(False) for times in values)]
+        times = np.sort(np.concatenate(parts))
         if not len(times):
             raise SourceError(
                 f"column {column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
@@ -86,24 +99,29 @@ class TimeSplit:
                 f"{format_time(int(times[-1]), feature)}, which are not seconds since 1970; give split_gap "
                 "as a number in their unit, or a column of dates"
             )
-        self.left_out = 0
-        self._gap = scaled_gap(gap, feature)
-        reached, starts = 0.0, list[tuple[str, float]]()
+        reached, self._names, starts = 0.0, list[str](), list[int]()
         for name in ("train", "validation", "test"):
             if name in shares:
-                index = min(round(reached * len(times)), len(times) - 1)
-                starts.append((name, -math.inf if not starts else int(times[index])))
+                starts.append(int(times[min(round(reached * len(times)), len(times) - 1)]))
+                self._names.append(name)
                 reached += shares[name]
-        self._starts = starts
+        self._starts, self._gap = np.array(starts[1:], np.int64), scaled_gap(gap, feature)
+        self.left_out = int((self._indices(times) < 0).sum())
 
-    def split(self, at: int) -> str | None:
-        """Returns the split of a time; None, and counts the row, in a gap."""
-        current = max(number for number, (_, start) in enumerate(self._starts) if at >= start)
-        following = self._starts[current + 1][1] if current + 1 < len(self._starts) else math.inf
-        if at >= following - self._gap and self._gap:
-            self.left_out += 1
-            return None
-        return self._starts[current][0]
+    def assign(self, times: Any) -> list[str]:
+        """Returns the split of each time; `LEFT_OUT` in a gap."""
+        names = [*self._names, LEFT_OUT]
+        return [names[index] for index in self._indices(times.fill_null(0).to_numpy(False)).tolist()]
+
+    def _indices(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        import numpy as np
+
+        found = np.searchsorted(self._starts, times, side="right")
+        if self._gap:
+            following = np.append(self._starts, np.iinfo(np.int64).max)[found]
+            is_last = found == len(self._starts)
+            found[~is_last & (times >= following - self._gap)] = -1
+        return found
 
 
 def scaled_gap(gap: str, feature: str) -> int:

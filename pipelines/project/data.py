@@ -20,8 +20,7 @@ from shardline.components.preprocess.settings import SMALLEST, PreprocessSetting
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.columns import TypedColumns, open_table
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.time_split import parse_time
+from shardline.components.preprocess.sources.table import TIMES, TableRows
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
@@ -131,9 +130,13 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     unlabelled = max(missing[name] for name in target.columns)
     if rows - unlabelled < _LEAST:
         raise SourceError(f"{path!r} has {rows - unlabelled} labelled rows; {_LEAST} or more are needed")
+    # Preprocessing asks whether some values are mistakes.
+    mixed = {name: "text" for name, form in table.scan.forms.items() if form.fault}
     roles, left_out = dict[str, list[str]](), dict[str, str]()
     for name in (name for name in table.types if name not in target.columns):
-        role = "image" if name == "image" else _role(name, table.types[name], counts[name], missing[name])
+        role, is_mixed = "image", name in mixed
+        if name != "image":
+            role = _role(name, table.types[name], counts[name], missing[name], is_mixed=is_mixed)
         role = "words" if (role, kind) == ("text", "table") else role
         if role not in _USES or (role in ("key", "group", "time") and role in roles):
             left_out[name] = f"a further {role}" if role in _USES else role
@@ -145,7 +148,7 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     if used.keys() <= {*roles.get("group", ())}:
         raise SourceError(f"{path!r} has no column from which to predict {', '.join(target.columns)}")
     keys = {"key": roles["key"][0]} if "key" in roles else {}
-    mixed = {name: "text" for name in used if table.types[name] == "string" and _is_mixed(counts[name])}
+    mixed = {name: "text" for name in mixed if name in used}
     parameters: dict[str, Any] = {"source": f"table:{path}", "label": label or LABEL, "columns": mixed}
     alike = are_rows_alike((counts[name] + Counter({None: missing[name]}) for name in used), rows)
     parameters |= {"features": {**keys, **(used if left_out else {})}}
@@ -199,33 +202,38 @@ def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSett
 
 def _count(table: TypedColumns) -> tuple[int, Mapping[str, Counter[Any]], Mapping[str, int]]:
     """Returns the number of rows, and by column the values of the first rows, and how many have none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     rows, missing = 0, Counter[str]()
     counts = {name: Counter[Any]() for name in table.types}
     for batch in table.batches([*table.types]):
-        for name, values in batch.items():
-            known = [
-                v
-                for v in values
-                if v is not None and (type(v) is not str or v.strip() not in labels.NO_VALUES)
-            ]
-            missing[name] += len(values) - len(known)
+        for name, values in batch.columns.items():
+            is_value = pa.types.is_primitive(values.type) or pa.types.is_string(values.type)
+            known = (values if is_value else pa.array(map(str, values.to_pylist()))).drop_null()
+            if pa.types.is_string(values.type):
+                known = known.filter(pc.invert(pc.is_in(known, pa.array([*labels.NO_VALUES]))))
+            missing[name] += batch.size - len(known)
             if rows < _ROWS:
-                counts[name].update(map(str, known) if known and isinstance(known[0], list | dict) else known)
-        rows += len(values)
+                found = known.value_counts()
+                counts[name].update(
+                    dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))
+                )
+        rows += batch.size
     return rows, counts, missing
 
 
-def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
+def _role(name: str, kind: str, counts: Counter[Any], missing: int, *, is_mixed: bool) -> str:
     """Returns the use of a column, of `_USES`, or why it is left out."""
     different, known, first, is_text = len(counts), counts.total(), [*islice(counts, 1_000)], kind == "string"
-    if kind == "timestamp" or (is_text and first and all(parse_time(value) is not None for value in first)):
+    if kind in TIMES:
         return "is a time, which some rows lack" if missing else "time"
     if kind not in COLUMN_TYPES.values() or different < 2:
         return "never varies" if different < 2 else f"is {kind}"
     are_codes = is_text and 2 * sum(" " not in text and bool(re.search(r"\d", text)) for text in first) > len(
         first
     )
-    if is_text and _is_mixed(counts):
+    if is_mixed:
         return "words"
     if different == known and not missing and kind != "float32":
         if are_codes or _KEY.fullmatch(name):
@@ -238,12 +246,6 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
         return "text" if is_text else "numbers"
     few = different <= max(_MOST_WORDS, known / 10)
     return "words" if few else f"has {different:,} words in {known:,} rows, too many to learn them"
-
-
-def _is_mixed(counts: Counter[str]) -> bool:
-    """Whether texts are nearly all numbers: preprocessing asks whether the others are mistakes."""
-    numbers = sum(counts[text] for text in counts if labels.is_number(text))
-    return 0.9 * counts.total() <= numbers < counts.total()
 
 
 def _label(

@@ -67,7 +67,7 @@ def test_the_bytes_follow_from_source_and_settings_alone(
     plan_dataset(dataclasses.replace(settings, processes=2), tmp_path / "again")
     write_shards(tmp_path / "again", 0, 1)
     preprocess(dataclasses.replace(settings, processes=2), tmp_path / "again")
-    monkeypatch.setattr(records, "_RECORDS_IN_MEMORY", 16)
+    monkeypatch.setattr(records, "_BYTES_IN_MEMORY", 1000)
     run(source, tmp_path / "files", stratify=True, key=key, on_bad_record="skip")
     assert contents(tmp_path / "out") == contents(tmp_path / "again") == contents(tmp_path / "files")
     assert counted(manifests.load(tmp_path / "out")) == {"cat": (48, 6, 6), "dog": (48, 6, 6)}

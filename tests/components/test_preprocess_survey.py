@@ -99,7 +99,7 @@ def test_progress_is_reported_every_few_seconds(
     source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardline.trainer.base.progress._INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(survey, "_TICK", 10)
+    monkeypatch.setattr(survey, "_TOGETHER", 10)
     source_module.write_text(SOURCE.replace("{last}", ""))
     run("mine:Source", source_module.with_name("out"))
     steps = [event for event in events if event.kind == "progress"]

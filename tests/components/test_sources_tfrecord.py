@@ -107,7 +107,7 @@ def test_keys_follow_from_the_content_alone(tmp_path: Path) -> None:
 def test_equal_records_have_different_keys(
     tmp_path: Path, key: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_RECORDS_IN_MEMORY", in_memory)
+    monkeypatch.setattr(rows, "_BYTES_IN_MEMORY", in_memory)
     png = (write_images(tmp_path / "images", each=1) / "cat" / "000.png").read_bytes()
     equal, others = {"image": png, "label": 0}, [{"image": png, "label": label} for label in range(1, 20)]
     write(tmp_path / "a", [*others[:5], equal, equal, *others[5:], equal])

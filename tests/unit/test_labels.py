@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardline.components.preprocess.plan.example_columns import ExampleColumns
 from shardline.components.preprocess.plan.survey import Targets
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.schema.labels import LabelSetting
+from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.write import describe_label, tally
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.data.features import Label, Tally, find_constant
@@ -52,14 +54,6 @@ def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
         labels.parse(text)
 
 
-def test_the_class_index_is_of_the_first_label_that_is_a_class() -> None:
-    other = Label("other", "class", tuple("abcdefgh"))
-    targets = Targets([PRICE, KIND, other])
-    for kind in (0, 1):
-        assert targets.serialize({"price": 1.0, "kind": kind, "other": 7}, "one")[0] == kind
-    assert Targets([PRICE]).serialize(2.0, "one")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("label", "value", "reason"),
     [
@@ -74,7 +68,7 @@ def test_the_class_index_is_of_the_first_label_that_is_a_class() -> None:
 )
 def test_a_value_that_its_label_cannot_have_is_refused(label: Label, value: Any, reason: str) -> None:
     with pytest.raises(BadRecordError, match=reason):
-        Targets([label]).serialize(value, "one")
+        ExampleColumns([label], []).add(Example("one", value))
 
 
 @pytest.mark.parametrize(
@@ -86,9 +80,10 @@ def test_a_value_that_its_label_cannot_have_is_refused(label: Label, value: Any,
     ],
 )
 def test_what_is_the_same_for_all_cannot_be_learned(label: Label, value: Any, message: str) -> None:
-    targets = Targets([label])
+    rows, targets = ExampleColumns([label], []), Targets([label])
     for name in ("one", "two"):
-        targets.serialize(value, name)
+        rows.add(Example(name, value))
+    targets.add(rows.flush().columns)
     with pytest.raises(SourceError, match=message):
         targets.check(2)
 

@@ -44,13 +44,13 @@ def test_a_record_is_taken_apart() -> None:
     assert list(ROWS.fields())[7] == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 
-@pytest.mark.parametrize("together", [10, 65_536])
-@pytest.mark.parametrize("in_memory", [1, 64, 333, 999, 1000, 5000])
+@pytest.mark.parametrize("together", [1_000, 1 << 24])
+@pytest.mark.parametrize("in_memory", [1, 5_000, 30_000, 80_000, 1 << 24])
 def test_buckets_yield_all_records_in_order(
     tmp_path: Path, in_memory: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_RECORDS_IN_MEMORY", in_memory)
-    monkeypatch.setattr(records, "_RECORDS_SORTED", together)
+    monkeypatch.setattr(records, "_BYTES_IN_MEMORY", in_memory)
+    monkeypatch.setattr(records, "_BYTES_SORTED", together)
     buckets, order = Buckets(tmp_path / "buckets"), np.array(random.Random(0).sample(range(1000), 1000))
     for start in range(0, 1000, 50):
         buckets.append(ROWS.take(order[start : start + 50]))

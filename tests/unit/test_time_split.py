@@ -7,14 +7,16 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.time_split import (
+    LEFT_OUT,
     TimeSplit,
     format_time,
     parse_gap,
-    parse_time,
+    parse_times,
     time_feature,
 )
 from shardline.trainer.base.errors import SettingsError, SourceError
@@ -22,26 +24,27 @@ from shardline.trainer.base.errors import SettingsError, SourceError
 
 def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplit:
     """Returns the splits by a column day, of eight, one and one tenths unless others are given."""
-    return TimeSplit("day", shares or {"train": 0.8, "validation": 0.1, "test": 0.1}, gap, feature, times)
+    return TimeSplit(
+        "day", shares or {"train": 0.8, "validation": 0.1, "test": 0.1}, gap, feature, [pa.array(times)]
+    )
 
 
 def test_times_are_numbers_dates_and_texts() -> None:
     day = datetime.date(2026, 11, 23)
     midnight = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
     micros = int(midnight.timestamp()) * 1_000_000
-    assert (
-        parse_time("2026-11-23")
-        == parse_time("2026-11-23T00:00:00Z")
-        == parse_time(midnight)
-        == parse_time(day)
-        == micros
-    )
-    assert parse_time(midnight.replace(tzinfo=None)) == micros
-    assert parse_time("1969-12-31T23:59:59.999999+00:00") == -1
-    assert parse_time(3, "split_number") == parse_time(3.0, "split_number") == 3
-    assert parse_time(0.25, "split_number_millionths") == 250_000
-    for none in ("yesterday", None, math.nan, math.inf, 1e300, [3]):
-        assert parse_time(none) is None
+
+    def times(values: Any, feature: str = "split_time_us") -> list[int | None]:
+        found: list[int | None] = parse_times(pa.array(values), feature).to_pylist()
+        return found
+
+    assert times([day, None]) == times([midnight, None]) == [micros, None]
+    assert times([midnight.replace(tzinfo=None)]) == [micros]
+    texts = ["2026-11-23", " 2026-11-23T00:00:00Z", "1969-12-31T23:59:59.999999+00:00", "yesterday", None]
+    assert times(texts) == [micros, micros, -1, None, None]
+    assert times([3], "split_number") == times([3.0], "split_number") == [3]
+    numbers = [0.25, math.nan, math.inf, 1e300, None]
+    assert times(numbers, "split_number_millionths") == [250_000, None, None, None, None]
 
 
 def test_the_feature_of_times_names_its_unit() -> None:
@@ -66,11 +69,11 @@ def test_a_gap_is_a_duration_or_a_number() -> None:
 def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
     times = list(range(100))
     plain = splits(times)
-    found = [plain.split(time) for time in times]
+    found = plain.assign(pa.array(times))
     assert found == ["train"] * 80 + ["validation"] * 10 + ["test"] * 10
     gapped = splits(times, gap="3")
-    found = [gapped.split(time) for time in times]
-    assert [time for time in times if found[time] is None] == [77, 78, 79, 87, 88, 89]
+    found = gapped.assign(pa.array(times))
+    assert [time for time in times if found[time] == LEFT_OUT] == [77, 78, 79, 87, 88, 89]
     assert gapped.left_out == 6
 
 
@@ -88,12 +91,12 @@ def test_a_duration_needs_numbers_that_are_seconds(times: list[int]) -> None:
 def test_rows_of_one_time_are_in_one_split() -> None:
     times = [0] * 70 + [1] * 20 + [2] * 10
     found = splits(times, train=0.8, test=0.2)
-    assert [found.split(time) for time in (0, 1, 2)] == ["train", "test", "test"]
+    assert found.assign(pa.array([0, 1, 2])) == ["train", "test", "test"]
 
 
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(SourceError, match="'day' holds no times to split by"):
-        splits(["soon", None], "split_time_us")
+        splits([None, None], "split_time_us")
     with pytest.raises(SourceError, match="all rows have the same time in 'day'"):
         splits([3, 3])
     with pytest.raises(SettingsError, match="group and split_by_time cannot both"):

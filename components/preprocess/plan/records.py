@@ -18,7 +18,6 @@ memory are partitioned by their first bits.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -35,12 +34,12 @@ import xxhash
 
 from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
 
-# Records held in memory before they go to buckets (about 5 MB), and records read at a time.
-_RECORDS_IN_MEMORY, _RECORDS_READ = 32_768, 4096
+# Bytes of records that are held before they go to buckets, and records and bytes read at a time.
+_BYTES_IN_MEMORY, _RECORDS_READ, _BYTES_READ = 16 << 20, 4096, 4 << 20
 
-# Records sorted and assigned at a time, about (10 MB), or those of a bucket: each time a shard gets some, and
-# millions of records have thousands of shards.
-_RECORDS_SORTED = 32_768
+# Bytes of records sorted and assigned at a time, about, or those of a bucket: each time a shard gets some,
+# and millions of records have thousands of shards.
+_BYTES_SORTED = 16 << 20
 
 _BUCKETS = 256  # by one byte
 
@@ -111,6 +110,12 @@ class Records:
     def count(self) -> int:
         """Number of records."""
         return len(self.heads)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        lengths = (int(self.heads[name].sum(dtype=np.int64)) for name in ("keys", "paths", "features"))
+        return int(self.heads.nbytes) + sum(lengths)
 
     def take(self, chosen: Numbers) -> Records:
         """Returns the records with these numbers, in their order."""
@@ -194,7 +199,10 @@ def read(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
             count, size = _BLOCK.unpack(start)
             heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
             parts.append(Records(heads, _split_texts(file.read(size), heads)))
-            if sum(part.count for part in parts) >= together:
+            if (
+                sum(part.count for part in parts) >= together
+                or sum(part.size for part in parts) > _BYTES_READ
+            ):
                 joined, parts = Records.join(parts), []
                 for first in range(0, joined.count, together):
                     part = slice(first, first + together)
@@ -212,26 +220,26 @@ def _split_texts(texts: bytes, heads: Numbers) -> list[bytes]:
 
 
 class Buckets:
-    """Records sorted by their digests, added in any order, in files of a new directory."""
+    """Records sorted by their digests, added in any order, in files that processes may share."""
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / f"{bucket:03d}.rows" for bucket in range(_BUCKETS)]
         self._pending: list[Records] = []
-        self._count = 0
-        directory.mkdir(parents=True)
+        self._bytes = 0
+        directory.mkdir(parents=True, exist_ok=True)
         for path in self.paths:
             path.touch()
 
     def append(self, records: Records) -> None:
         """Adds records."""
         self._pending.append(records)
-        self._count += records.count
-        if self._count >= _RECORDS_IN_MEMORY:
+        self._bytes += records.size
+        if self._bytes >= _BYTES_IN_MEMORY:
             self.flush()
 
     def flush(self) -> None:
         """Moves all records from memory to the bucket files."""
-        records, self._pending, self._count = Records.join(self._pending), [], 0
+        records, self._pending, self._bytes = Records.join(self._pending), [], 0
         numbers = (records.heads["order"] >> np.uint64(56)).astype(np.uint8)
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], np.arange(_BUCKETS + 1)).tolist()
@@ -242,27 +250,17 @@ class Buckets:
     def __iter__(self) -> Iterator[Records]:
         """Yields all records, sorted: those of small buckets joined."""
         self.flush()
-        together = max(_RECORDS_SORTED, sum(map(_count, self.paths)) // _BUCKETS)
+        sizes = [path.stat().st_size for path in self.paths]
+        together = max(_BYTES_SORTED, sum(sizes) // _BUCKETS)
         waiting: list[Records] = []
-        for path in self.paths:
-            count = _count(path)
-            if waiting and sum(records.count for records in waiting) + count > together:
+        for path, size in zip(self.paths, sizes, strict=True):
+            if waiting and sum(records.size for records in waiting) + size > together:
                 yield Records.join(waiting)
                 waiting = []
-            if count:
+            if size:
                 waiting.append(Records.join(list(read(path))).sorted())
         if waiting:
             yield Records.join(waiting)
-
-
-def _count(path: Path) -> int:
-    count = 0
-    with path.open("rb") as file:
-        while start := file.read(_BLOCK.size):
-            records, size = _BLOCK.unpack(start)
-            count += records
-            file.seek(records * HEAD.itemsize + size, os.SEEK_CUR)
-    return count
 
 
 #: Splits that a source may assign to an example.

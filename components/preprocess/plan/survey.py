@@ -13,29 +13,32 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from types import NoneType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from shardline.components.preprocess.example import OWN_FEATURES, FeatureEntries, entries
+from shardline.components.preprocess.example import OWN_FEATURES, encode
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.image_locations import ImageLocator
+from shardline.components.preprocess.plan.example_columns import ExampleColumns
+from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator, ImagePosition
 from shardline.components.preprocess.plan.plan import Plan, Survey
-from shardline.components.preprocess.plan.records import HEAD, SOURCE_SPLITS, Records, SplitCodes, digests
+from shardline.components.preprocess.plan.records import HEAD, Records, SplitCodes, digests
+from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
-from shardline.components.preprocess.schema.labels import LARGEST_FLOAT, check_malformed_values
+from shardline.components.preprocess.schema.schema import Schema
 from shardline.components.preprocess.schema.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
+from shardline.components.preprocess.sources.columns import Scan
+from shardline.components.preprocess.sources.example import Batch, Source, prefetched, without
+from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.text import enumerate_names
-from shardline.trainer.base import plugins
+from shardline.trainer.base import deserialize, plugins
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import Meter, report
@@ -50,36 +53,6 @@ from shardline.trainer.data.features import (
     is_class,
 )
 from shardline.trainer.data.manifest import SPLITS
-
-
-def check_example(found: Any, classes: int | None) -> Example:
-    """Returns a valid example, whose label is one of `classes` classes, or of another kind (None)."""
-    if type(found) is not Example:
-        if isinstance(found, BadExample):
-            raise BadRecordError(found.name, found.reason)
-        raise SourceError(
-            f"the source yields a {type(found).__name__}, not an Example "
-            "(shardline.components.preprocess.sources.example)"
-        )
-    example: Example = found
-    name, label, split = example.key, example.label, example.split
-    if type(name) is not str or not name:
-        raise SourceError(f"key {name!r} of an example is not a text of at least one character")
-    if split not in SOURCE_SPLITS:
-        raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
-    if classes is None:
-        return example
-    if type(label) is not int:  # it may be an integer of another kind
-        try:
-            label = operator.index(label)
-        except TypeError:
-            raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
-        example = example._replace(label=label)
-    if not 0 <= label < classes:
-        raise SourceError(
-            f"label {label} of {name!r} is out of range 0..{classes - 1} of the {classes} classes"
-        )
-    return example
 
 
 def check_labels(source: Any) -> tuple[Label, ...]:
@@ -172,115 +145,77 @@ def check_group(group: str, features: Sequence[Feature]) -> str:
     return group
 
 
-def example_group(values: Mapping[str, Any], group: str, name: str) -> bytes:
+def example_group(value: Any, group: str, name: str) -> str:
     """Returns the group of an example; BadRecordError if it has none."""
-    value = values.get(group)
-    if value is None or value == "" or value != value:  # NaN is not itself
+    if value is None or value in ("", b"") or value != value:  # NaN is not itself
         raise BadRecordError(name, f"has no value of {group!r}, by which examples are grouped")
-    return str(value).encode("utf-8", "surrogateescape")
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 class Targets:
-    """Checks and serializes the labels of examples, where they are not one class each."""
+    """Counts the values of labels: of a class and of several names by output, of numbers the ends.
+
+    `counts` has the number of examples by output, and for numbers the least and the largest, by label.
+    """
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
-        self._class_label = next((label.name for label in labels if label.kind == CLASS), "")
-        # The smallest and the largest value so far of each number, and of each class's indicator.
-        self._least = {label.name: np.full(len(label.outputs), math.inf) for label in labels}
-        self._largest = {label.name: np.full(len(label.outputs), -math.inf) for label in labels}
+        self.counts: dict[str, list[list[float]]] = {
+            label.name: [[math.inf] * len(label.outputs), [-math.inf] * len(label.outputs)]
+            if label.kind == REGRESSION
+            else [[0.0] * len(label.outputs)]
+            for label in labels
+        }
 
-    def serialize(self, values: Any, name: str) -> tuple[int, bytes]:
-        """Returns the index of the first label that is a class, else 0, and the entries of one example."""
-        is_multiple = len(self._labels) > 1
-        names = {label.name for label in self._labels}
-        if is_multiple and (not isinstance(values, Mapping) or values.keys() != names):
-            raise BadRecordError(
-                name, f"has the labels {_short(values)}, not one for each label of the source"
-            )
-        stored, class_index = {}, 0
+    def add(self, columns: Mapping[str, Any]) -> None:
+        """Counts the labels of some examples, at least one."""
         for label in self._labels:
-            value = values[label.name] if is_multiple else values
-            stored[label.name] = kept = _store(label, value, name)
-            numbers = np.bincount(kept, minlength=len(label.outputs)) if label.kind == CLASS else kept
-            for found, choose in ((self._least, np.minimum), (self._largest, np.maximum)):
-                choose(found[label.name], numbers, out=found[label.name])
-            if label.name == self._class_label:
-                class_index = int(kept[0])
-        return class_index, entries(stored)
+            width, values = len(label.outputs), columns[label.name]
+            if label.kind == CLASS:
+                found = [np.bincount(values.to_numpy(False), minlength=width)]
+            else:
+                flat = values.flatten() if hasattr(values, "flatten") else values
+                table = flat.to_numpy(False).reshape(-1, width)
+                if label.kind == MULTILABEL:
+                    found = [table.sum(axis=0)]
+                else:
+                    numbers = table.astype(np.float32)
+                    found = [numbers.min(axis=0), numbers.max(axis=0)]
+            self.merge({label.name: [each.astype(float).tolist() for each in found]})
+
+    def merge(self, counts: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Adds the counts of other examples."""
+        for name, found in counts.items():
+            own = self.counts[name]
+            merged = (np.add,) if len(own) == 1 else (np.minimum, np.maximum)
+            self.counts[name] = [
+                of(one, other).tolist() for of, one, other in zip(merged, own, found, strict=True)
+            ]
 
     def check(self, count: int) -> None:
         """Refuses labels that are the same for all `count` examples: a constant cannot be learned."""
         for label in self._labels:
-            least, largest = self._least[label.name].tolist(), self._largest[label.name].tolist()
-            for output, low, high in zip(label.outputs, least, largest, strict=True):
-                if label.kind == REGRESSION and low == high:
+            for output, *found in zip(label.outputs, *self.counts[label.name], strict=True):
+                if label.kind == REGRESSION and found[0] == found[1]:
                     raise SourceError(
-                        f"all {count:,} examples have the value {low:g} of {output!r}; a constant cannot "
-                        "be learned; leave it out of label"
+                        f"all {count:,} examples have the value {found[0]:g} of {output!r}; a constant "
+                        "cannot be learned; leave it out of label"
                     )
-                if label.kind == CLASS and low == 1:
+                if label.kind == CLASS and found[0] == count:
+                    of = f" of {label.name!r}" if label.name != LABEL else ""
                     raise SourceError(
-                        f"all {count:,} examples are of one class of {label.name!r}, {output!r}; add "
-                        "examples of another class"
+                        f"all {count:,} examples are of one class{of}, {output!r}; add examples of "
+                        "another class"
                     )
-                if label.kind == MULTILABEL and low == high:
+                if label.kind == MULTILABEL and found[0] in (0, count):
                     raise SourceError(
-                        f"{'all' if low else 'none'} of the {count:,} examples have {output!r}; leave it out "
-                        "of label, or add other examples"
+                        f"{'all' if found[0] else 'none'} of the {count:,} examples have {output!r}; leave "
+                        "it out of label, or add other examples"
                     )
 
 
-def _store(label: Label, value: Any, name: str) -> list[int] | list[float]:
-    """Returns the values of a label as they are stored; BadRecordError for an invalid one."""
-    outputs, is_list = label.outputs, isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-    if label.kind == CLASS:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not the index of a class")
-        index = value.__index__()
-        if not 0 <= index < len(outputs):
-            raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(outputs) - 1}")
-        return [index]
-    if label.kind == REGRESSION:
-        values = value if is_list else [value]
-        if len(values) != len(outputs):
-            raise BadRecordError(name, f"has {len(values)} numbers for {len(outputs)}")
-        return [_number(number, output, name) for number, output in zip(values, outputs, strict=True)]
-    if not is_list and not isinstance(value, set | frozenset):
-        raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not a list of names")
-    if all(isinstance(item, str) for item in value):
-        if unknown := [item for item in value if item not in outputs]:
-            raise BadRecordError(name, f"label {label.name!r} has {unknown[0]!r}, which is none of its names")
-        chosen = set(value)
-        return [int(output in chosen) for output in outputs]
-    if len(value) != len(outputs) or any(item not in (0, 1) for item in value):
-        raise BadRecordError(
-            name, f"label {label.name!r} is {_short(value)}, not a 0 or 1 for each of its names"
-        )
-    return list(map(int, value))
-
-
-def _number(value: Any, output: str, name: str) -> float:
-    if isinstance(value, str | bytes | bool) or value is None:
-        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a number")
-    number = float(np.float32(value)) if abs(float(value)) <= LARGEST_FLOAT else math.inf
-    if not math.isfinite(number):
-        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a finite number")
-    return number
-
-
-def _short(value: Any) -> str:
-    return printable(repr(value))[:60]
-
-
-#: Examples that are checked together, at most; progress is reported once for so many.
-_TICK = 512
-
-# Bytes of images that are held until they are hashed, about.
-_HELD_BYTES = 4 << 20
-
-# Types of images that are not in memory.
-_FILE_IMAGES = frozenset({Span, NoneType, type(Path())})
+# Examples of a source of one's own that are added together, at most, and bytes of their images, about.
+_TOGETHER, _HELD_BYTES = 512, 4 << 20
 
 
 class Rejected:
@@ -295,8 +230,17 @@ class Rejected:
         if self._policy == "fail":
             skip = "leave such examples out: --on-bad-record skip (on_bad_record in a pipeline)"
             raise BadRecordError(error.name, f"{error.reason}; correct it, or {skip}")
-        self.reasons[error.reason] += 1
-        self._lines.append(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
+        self.merge([(error.name, error.reason)])
+
+    def merge(self, found: Iterable[Sequence[str]]) -> None:
+        """Leaves examples out, of names and reasons."""
+        for name, reason in found:
+            self.reasons[reason] += 1
+            self._lines.append(json.dumps({"file": name, "reason": reason}) + "\n")
+
+    def pairs(self) -> list[list[str]]:
+        """Returns the names and reasons of examples that were left out."""
+        return [[*json.loads(line).values()] for line in self._lines]
 
     def write(self, path: Path) -> None:
         """Writes the names, sorted: the order of a stream of rows differs from run to run."""
@@ -316,8 +260,12 @@ class Rejected:
         )
 
 
-def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
+def survey(
+    settings: PreprocessSettings, work: WorkDirectory, processes: Processes, rejected: Rejected
+) -> Survey:
     """Reads the source once; images that are files, or in files, only position their content is the key.
+
+    Rows of a table without images are read by all processes, batch by batch in turn.
 
     Raises SourceError for a source without examples or with fewer than two classes, and for invalid examples.
     """
@@ -328,205 +276,278 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
         length = operator.length_hint(source, 0)
     if settings.stratify:
         check_stratified(labels, ())
-    by_content = settings.key == "content"
-    prefetch = by_content or settings.on_bad_record == "skip"
-    numbers_copies = bool(getattr(source, "numbers_copies", False))
-    check = None
-    if schema:
-        integer_texts = getattr(source, "integer_texts", ())
-        check = SchemaCheck(schema, features, labels, settings.label_column, integer_texts)
-    with (
-        contextlib.closing(ImageLocator(work.spool)) as images,
-        work.keys.open("wb") if by_content and not numbers_copies else contextlib.nullcontext() as keys,
-    ):
-        buckets = records.Buckets(work.buckets)
-        has_keys = by_content or getattr(source, "has_keys", True)  # a position may be another's tomorrow
-        builder = _RecordBuilder(settings, labels, features, images, buckets, keys, rejected, check, has_keys)
-        meter = Meter("read", length)
-        for columns in builder.columns(_examples(source, prefetch=prefetch)):
-            builder.add(columns)
-            meter.advance(len(columns.keys))
-    check_malformed_values(getattr(source, "malformed", ()), settings.group)
-    builder.check()
-    plan = Plan(
-        settings=settings,
-        labels=labels,
-        features=features,
-        places=tuple(images.locations),
-        surveyed=surveyed,
-        records_in=int(builder.counts.sum()) + rejected.reasons.total(),
-        schema=schema.digest if schema else "",
-        anomalies=check.anomalies() if check else (),
-    )
-    return Survey(plan, buckets, builder.counts.tolist(), frozenset(builder.existing), numbers_copies)
-
-
-def _stored_columns(
-    labels: Sequence[Label], features: Sequence[Feature], targets: Sequence[Any], values: Sequence[Any]
-) -> dict[str, Any]:
-    """Returns rows as columns, until sources yield columns themselves."""
-    import pyarrow as pa
-
-    rows = {feature: [row[feature.name] for row in values] for feature in features}
-    for label in labels:
-        own = [row[label.name] if len(labels) > 1 else row for row in targets]
-        rows[label.feature] = [
-            stored if label.feature.shape else stored[0] for stored in (_store(label, one, "") for one in own)
-        ]
-    columns = {}
-    for feature, column in rows.items():
-        if feature.dtype == "string":
-            array = pa.array([text for row in column for text in (row if feature.shape else [row])])
+    has_keys = settings.key == "content" or getattr(source, "has_keys", True)
+    plan = Plan(settings, labels, features, (ImageLocation("none"),), surveyed, 0)
+    plan = replace(plan, schema=schema.digest if schema else "")
+    buckets, meter = records.Buckets(work.buckets), Meter("read", length)
+    with contextlib.closing(ImageLocator(work.spool)) as images:
+        builder = _RecordBuilder(plan, work, buckets, images, rejected, schema, source)
+        if isinstance(source, TableRows):
+            source.report()
+        if isinstance(source, TableRows) and source.batch_count:
+            plan.save(work.plan)
+            arguments = work.arguments | {"scan": asdict(source.scan), "has_keys": has_keys}
+            items = list(map(str, range(source.batch_count)))
+            for state in processes.run(survey_batches, arguments, items, meter.advance).values():
+                builder.merge(state)
+            builder.check_rows(source.scan.rows)
         else:
-            array = pa.array(np.asarray(column, np.int64 if feature.dtype == "int64" else np.float64).ravel())
-        width = math.prod(side or 0 for side in feature.shape)
-        columns[feature.name] = pa.FixedSizeListArray.from_arrays(array, width) if feature.shape else array
-    return columns
+            builder.add_all(source, meter)
+        builder.check()
+        locations = tuple(images.locations)
+    counts = builder.counts
+    plan = replace(
+        plan,
+        places=locations,
+        records_in=int(counts.sum()) + rejected.reasons.total(),
+        anomalies=builder.anomalies(),
+    )
+    numbers_copies = bool(getattr(source, "numbers_copies", False))
+    return Survey(plan, buckets, counts.tolist(), frozenset(builder.existing), numbers_copies)
 
 
-class _SurveyColumns(NamedTuple):
-    """Facts about some examples, as columns.
+def survey_batches(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Adds some batches of a table's rows to the buckets: a job of the process pool.
 
-    Positions of images are as in `ImagePosition`. `extras` are other features, `identities` what is hashed.
+    Returns the state of the builder, by the first of the batches.
     """
+    work = WorkDirectory(Path(arguments["out"]), Path(arguments["path"]))
+    plan = Plan.load(work.plan)
+    schema = read_schema(plan.settings.schema) if plan.settings.schema else None
+    scan = deserialize.restore(Scan, arguments["scan"], "the scan", SourceError)
+    numbers = iter(items)
+    first = next(numbers, None)
+    if first is None:
+        return {}
+    source: Any = open_source(plan.settings, schema, scan)
+    source.labels = plan.labels
+    buckets, rejected = records.Buckets(work.buckets), Rejected(plan.settings.on_bad_record)
+    with contextlib.closing(ImageLocator(work.spool)) as images:
+        builder = _RecordBuilder(plan, work, buckets, images, rejected, schema, source)
+        for batch in source.batches(map(int, chain([first], numbers))):
+            report(builder.add(batch), 0)
+        buckets.flush()
+        return {first: builder.state()}
 
-    keys: Sequence[bytes]
-    labels: Sequence[int]
-    splits: Sequence[str | None]
-    locations: Sequence[int]
-    offsets: Sequence[int]
-    lengths: Sequence[int]
-    paths: Sequence[bytes]
-    checksums: Sequence[int]
-    extras: Sequence[bytes]
-    identities: Sequence[bytes]
-    groups: Sequence[bytes]
 
-
-@dataclass
 class _RecordBuilder:
     """Builds records of the examples of a source, and counts them.
 
-    Images in memory are copied as soon as the source yields them, since it may reuse that memory; others are
-    read by the hundred.
-
     Attributes:
+        rows: Number of examples, with those that cannot be used.
         existing: Splits that the source assigns, None among them for examples without one.
         counts: Number of examples by split code.
     """
 
-    settings: PreprocessSettings
-    labels: Sequence[Label]
-    features: Sequence[Feature]
-    images: ImageLocator
-    buckets: records.Buckets
-    keys: BinaryIO | None
-    rejected: Rejected
-    schema: SchemaCheck | None
-    has_keys: bool
-
-    def __post_init__(self) -> None:
-        self._group = check_group(self.settings.group, self.features)
-        self._entries = FeatureEntries(self.features, self.labels)
-        # Labels other than one class, which are stored as features are.
-        self._targets = None if is_class(self.labels) else Targets(self.labels)
-        self._classes = len(self.labels[0].outputs) if is_class(self.labels) else None
-        self._by_content = self.settings.key == "content"
-        self._seen = np.zeros(max(len(label.outputs) for label in self.labels), bool)
-        self._groups = set[bytes]()  # up to two of them, or a few more
-        self._codes = SplitCodes(self.settings.split)
-        self._unchecked: list[tuple[Any, ...]] = []  # waiting for the check of the schema
+    def __init__(
+        self,
+        plan: Plan,
+        work: WorkDirectory,
+        buckets: records.Buckets,
+        images: ImageLocator,
+        rejected: Rejected,
+        schema: Schema | None,
+        source: Any,
+    ) -> None:
+        self._settings, self._labels, self._features = plan.settings, plan.labels, plan.features
+        self._buckets, self._images, self._rejected = buckets, images, rejected
+        self._by_content = plan.settings.key == "content"
+        self._has_keys = self._by_content or getattr(source, "has_keys", True)  # a position may be another's
+        self._group = check_group(self._settings.group, self._features)
+        self._targets, self._is_class = Targets(self._labels), is_class(self._labels)
+        self._class_label = next((label.name for label in self._labels if label.kind == CLASS), "")
+        numbers_copies = bool(getattr(source, "numbers_copies", False))
+        # Equal keys are not found by digests of the content.
+        self._keys = work.keys if self._by_content and not numbers_copies else None
+        self._schema = None
+        if schema:
+            texts = getattr(source, "integer_texts", ())
+            column = self._settings.label_column
+            self._schema = SchemaCheck(schema, self._features, self._labels, column, texts)
+        self._groups = set[str]()  # up to two of them, or a few more
+        self._rounded = set[str]()
+        self._codes = SplitCodes(self._settings.split)
         self.counts = np.zeros(self._codes.count, np.int64)
         self.existing = set[str | None]()
+        self.rows = 0
 
-    def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_SurveyColumns]:
-        """Yields the examples that can be used."""
-        found: list[tuple[Any, ...]] = []
-        together, held = 1, 0
-        while batch := list(islice(examples, together)):
-            kinds = {type(getattr(example, "image", None)) for example in batch}
-            together = 1 if self._by_content or not kinds <= _FILE_IMAGES else _TICK
-            for example in batch:
-                try:
-                    found.append(self._row(example))
-                    held += len(found[-1][-2])
-                except BadRecordError as error:
-                    self.rejected.add(error)
-            if len(found) >= _TICK or held > _HELD_BYTES:
-                yield self._transposed(found)
-                found, held = [], 0
-        if found:
-            yield self._transposed(found)
+    def add_all(self, source: Any, meter: Meter) -> None:
+        """Adds all examples of a source."""
+        with plugins.calling("the source failed", SourceError):
+            batches = source.batches() if hasattr(source, "batches") else self._batches(source)
+            if self._by_content or self._settings.on_bad_record == "skip":  # images are needed twice
+                batches = prefetched(batches)
+            for batch in batches:
+                meter.advance(self.add(batch))
 
-    def _row(self, example: Any) -> tuple[Any, ...]:
-        name, target, image, split, values = check_example(example, self._classes)
-        label, targets = self._targets.serialize(target, name) if self._targets else (target, b"")
-        self.existing.add(split)
-        try:
-            key = name.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None
-        position = self.images.locate(image, name)
-        extra = targets + (self._entries.serialize(values, name) if self.features or values else b"")
-        identity = self.images.content(position, key) + extra if self._by_content else key
-        group = example_group(values, self._group, name) if self._group else b""
-        if self.schema:
-            self._unchecked.append((name, target, values))
-        return (key, label, split, *position, extra, identity, group)
+    def _batches(self, source: Source) -> Iterator[Batch]:
+        """Yields the examples of a source of Examples in batches."""
+        rows = ExampleColumns(self._labels, self._features)
+        for found in source:
+            try:
+                rows.add(found)
+            except BadRecordError as error:
+                self._rejected.add(error)
+            if len(rows) >= _TOGETHER or rows.held > _HELD_BYTES:
+                yield rows.flush()
+        yield rows.flush()
 
-    def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _SurveyColumns:
-        if self.schema:
-            keys, targets, values = zip(*self._unchecked, strict=True)
-            self.schema.add(keys, _stored_columns(self.labels, self.features, targets, values))
-            self._unchecked = []
-        return _SurveyColumns(*zip(*found, strict=True))
+    def add(self, batch: Batch) -> int:
+        """Adds the records of some examples, and returns the number of examples."""
+        count = len(batch.keys) + len(batch.bad)
+        self.rows += count + batch.left_out
+        for bad in batch.bad:
+            self._rejected.add(BadRecordError(bad.name, bad.reason))
+        batch, positions, contents = self._located(batch)
+        groups = list[str]()
+        if self._group:
+            batch, positions, groups = self._grouped(batch, positions)
+        if not batch.keys:
+            return count
+        heads, texts = np.zeros(len(batch.keys), HEAD), list(map(_key_bytes, batch.keys))
+        heads["keys"] = list(map(len, texts))
+        identities, entries = texts, list[bytes]()
+        columns = batch.columns
+        if self._is_class:
+            columns = {name: values for name, values in columns.items() if name != LABEL}
+        if columns:
+            entries = encode(columns).to_pylist()
+            heads["features"] = list(map(len, entries))
+        if self._class_label:
+            heads["label"] = batch.columns[self._class_label].to_numpy(False)
+        if self._by_content:
+            identities = list(
+                map(operator.add, contents or [b""] * len(texts), entries or [b""] * len(texts))
+            )
+        self._set_digests(heads, identities, groups, batch.splits)
+        if self._keys:
+            with self._keys.open("ab", buffering=0) as file:
+                file.write(digests(texts, 0)[1].tobytes())
+        if positions:
+            for name, values in zip(
+                ("location", "offset", "length"), zip(*positions, strict=True), strict=False
+            ):
+                heads[name] = values
+            heads["checksum"] = [position[4] for position in positions]
+            paths = [position[3] for position in positions]
+            if any(paths):
+                heads["paths"] = list(map(len, paths))
+                texts = list(map(operator.add, texts, paths))
+        if entries:
+            texts = list(map(operator.add, texts, entries))
+        self._count(batch, heads)
+        self._buckets.append(Records(heads, texts))
+        return count
 
-    def add(self, columns: _SurveyColumns) -> None:
-        """Adds the records of some examples."""
-        heads = np.zeros(len(columns.keys), HEAD)
-        for name in ("label", "location", "offset", "length", "checksum"):
-            heads[name] = getattr(columns, f"{name}s")
-        seed, salt = self.settings.seed, self.settings.split_salt
-        found = {number: digests(columns.identities, number) for number in {0, seed, salt}}
+    def _set_digests(
+        self, heads: Any, identities: Sequence[bytes], groups: Sequence[str], splits: Sequence[str | None]
+    ) -> None:
+        seed, salt = self._settings.seed, self._settings.split_salt
+        found = {number: digests(identities, number) for number in {0, seed, salt}}
         heads["order"], heads["order_low"] = found[seed]
-        points = digests(columns.groups, salt)[1] if self._group else found[salt][1]
-        heads["code"] = self._codes.codes(points, columns.splits)
-        heads["key_hash"] = found[0][1] if self.has_keys else 0
-        self._groups.update(columns.groups if self._group and len(self._groups) < 2 else ())
-        if self.keys:  # equal keys are not found by the digests
-            self.keys.write(digests(columns.keys, 0)[1].tobytes())
-        texts = columns.keys
-        heads["keys"] = list(map(len, columns.keys))
-        for name, values in (("paths", columns.paths), ("features", columns.extras)):
-            if any(values):
-                heads[name] = list(map(len, values))
-                texts = list(map(operator.add, texts, values))
-        self._seen[heads["label"]] = True
+        points = digests(map(_key_bytes, groups), salt)[1] if self._group else found[salt][1]
+        heads["code"] = self._codes.codes(points, splits or (None,))
+        heads["key_hash"] = found[0][1] if self._has_keys else 0
+
+    def _count(self, batch: Batch, heads: Any) -> None:
+        self._targets.add(batch.columns)
+        self._rounded.update(batch.rounded)
+        self.existing.update(batch.splits or (None,))
         self.counts += np.bincount(heads["code"], minlength=len(self.counts))
-        self.buckets.append(Records(heads, texts))
+        if self._schema:
+            self._schema.add(batch.keys, batch.columns)
+
+    def _located(self, batch: Batch) -> tuple[Batch, list[ImagePosition], list[bytes]]:
+        """Returns the examples whose image is found, its positions, and its content if that is the key."""
+        positions, contents, bad = list[ImagePosition](), list[bytes](), set[int]()
+        for number, image in enumerate(batch.images):
+            name = batch.keys[number]
+            try:
+                position = self._images.locate(image, name)
+                if self._by_content:
+                    contents.append(self._images.content(position, _key_bytes(name)))
+                positions.append(position)
+            except BadRecordError as error:
+                self._rejected.add(error)
+                bad.add(number)
+        return without(batch, bad), positions, contents
+
+    def _grouped(
+        self, batch: Batch, positions: list[ImagePosition]
+    ) -> tuple[Batch, list[ImagePosition], list[str]]:
+        """Returns the examples that have a group, and these."""
+        groups, bad = list[str](), set[int]()
+        for number, value in enumerate(batch.columns[self._group].to_pylist()):
+            try:
+                groups.append(example_group(value, self._group, batch.keys[number]))
+            except BadRecordError as error:
+                self._rejected.add(error)
+                bad.add(number)
+        if len(self._groups) < 2:
+            self._groups.update(groups)
+        kept = [position for number, position in enumerate(positions) if number not in bad]
+        return without(batch, bad), kept, groups
+
+    def state(self) -> dict[str, Any]:
+        """Returns what was counted, as JSON."""
+        return {
+            "rows": self.rows,
+            "counts": self.counts.tolist(),
+            "targets": self._targets.counts,
+            "existing": sorted(self.existing, key=str),
+            "groups": sorted(self._groups)[:2],
+            "rounded": sorted(self._rounded),
+            "rejected": self._rejected.pairs(),
+            "schema": self._schema.found() if self._schema else [],
+        }
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Adds what another builder has counted."""
+        self.rows += state["rows"]
+        self.counts += np.array(state["counts"], np.int64)
+        self._targets.merge(state["targets"])
+        self.existing.update(state["existing"])
+        self._groups.update(state["groups"])
+        self._rounded.update(state["rounded"])
+        self._rejected.merge(state["rejected"])
+        if self._schema:
+            self._schema.merge(state["schema"])
+
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """Returns what does not fit the schema."""
+        return self._schema.anomalies() if self._schema else ()
+
+    def check_rows(self, expected: int) -> None:
+        """Raises SourceError if not as many rows were read as when the columns were scanned."""
+        if self.rows != expected:
+            raise SourceError(
+                f"the source has {self.rows:,} rows now, and had {expected:,} before; run again when nothing "
+                "writes to it"
+            )
 
     def check(self) -> None:
         """Refuses examples that together make no dataset."""
         count = int(self.counts.sum())
-        if not count + self.rejected.reasons.total():
+        if not count + self._rejected.reasons.total():
             raise SourceError("the source is empty: it has no example")
         if len(self._groups) == 1:
             raise SourceError(
                 f"all {count:,} examples are of one group of {self._group!r}: no split can be made of it"
             )
-        if self._targets:
-            self._targets.check(count)
-        elif self._seen.sum() == 1:
-            name = self.labels[0].outputs[int(self._seen.argmax())]
-            raise SourceError(f"all {count:,} examples are of one class, {name!r}; add examples of another")
-        if self.settings.stratify:
-            check_stratified(self.labels, self.existing)
+        self._targets.check(count)
+        if self._settings.stratify:
+            check_stratified(self._labels, self.existing)
+        if self._rounded:
+            report(
+                "preprocess",
+                "numbers are stored in 32 bits, in which different values become equal: "
+                f"{enumerate_names(sorted(self._rounded))}; --column NAME=text (columns in a pipeline) keeps "
+                "them",
+            )
 
 
-def _examples(source: Source, *, prefetch: bool) -> Iterator[Example | BadExample]:
-    """Yields the examples; an exception of a user's own source becomes one line with its location.
-
-    `prefetch`: whether remote images are read here, since they will be needed more than once.
-    """
-    with plugins.calling("the source failed", SourceError):
-        yield from prefetched(source) if prefetch else source
+def _key_bytes(name: str) -> bytes:
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None

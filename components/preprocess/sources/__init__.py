@@ -20,6 +20,7 @@ from shardline.trainer.data.features import LABEL, REGRESSION
 if TYPE_CHECKING:
     from shardline.components.preprocess.schema.schema import Schema
     from shardline.components.preprocess.settings import PreprocessSettings
+    from shardline.components.preprocess.sources.columns import Scan
     from shardline.components.preprocess.sources.example import Source
 
 #: The forms of a source string; the last is a user's own class or function without arguments.
@@ -34,10 +35,13 @@ _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson|parquet)(\.gz|\.zst)?$")
 _PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
-def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> Source:
+def open_source(
+    settings: PreprocessSettings, schema: Schema | None = None, scan: Scan | None = None
+) -> Source:
     """Returns the source that the settings name, in one of `KNOWN_FORMS`.
 
-    A schema sets the types of columns that would otherwise be inferred from their values.
+    A schema sets the types of columns that would otherwise be inferred from their values; a scan of the same
+    table has found them.
 
     Raises:
         SourceError: The source is unknown or cannot be opened.
@@ -56,11 +60,11 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 
-        return open_tfrecords(rest, settings)
+        return open_tfrecords(rest, settings, scan)
     if form == "table":
         from shardline.components.preprocess.sources.table import Table
 
-        return Table(rest, settings, {**_expected(settings, schema), **settings.columns})
+        return Table(rest, settings, {**_expected(settings, schema), **settings.columns}, scan)
     if form == "bigquery":
         from shardline.components.preprocess.sources.bigquery import BigQuery
 

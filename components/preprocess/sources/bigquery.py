@@ -16,15 +16,16 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
+from shardline.components.preprocess.example import encode
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import (
     NO_TYPES,
-    Batch,
-    CsvScan,
+    Rows,
+    Scan,
     TypedColumns,
     Types,
-    as_lists,
-    override_types,
+    override_type,
+    typed,
 )
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
@@ -49,7 +50,8 @@ _SHOWN = 80
 
 _TYPES = {
     "INTEGER": "int64", "INT64": "int64", "BOOLEAN": "int64", "BOOL": "int64", "FLOAT": "float32",
-    "FLOAT64": "float32", "STRING": "string", "BYTES": "bytes",
+    "FLOAT64": "float32", "NUMERIC": "float32", "BIGNUMERIC": "float32", "STRING": "string", "BYTES": "bytes",
+    "TIMESTAMP": "time", "DATETIME": "time", "DATE": "date",
 }  # fmt: skip
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PRICES = "cloud.google.com/bigquery/pricing"
@@ -62,7 +64,6 @@ _MOST_NAMED = 50
 
 # Timeout of a stream, after which it is requested again from where it is; this is not a failure.
 _STREAM_SECONDS = 600.0
-_BATCH_ROWS = 16_384
 
 
 class Reference(NamedTuple):
@@ -263,7 +264,7 @@ class QueryColumns(TypedColumns):
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
         super().__init__(
-            CsvScan(override_types({field.name: _column_type(field) for field in schema or ()}, overrides))
+            Scan({f.name: override_type(_column_type(f), overrides.get(f.name, "")) for f in schema or ()})
         )
 
     @functools.cached_property
@@ -277,18 +278,20 @@ class QueryColumns(TypedColumns):
         session = self._service.session(self._table, names, self._reference)
         return f"{len(names)} columns, {size_text(session.estimated_total_bytes_scanned)} to read"
 
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, in any order of the rows."""
         import pyarrow as pa
 
         session = self._service.session(self._table, names, self._reference)
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
         streams = (_read_stream(self._service.reader, stream.name) for stream in session.streams)
+        first = 1
         with self._service.calling(self._reference.snapshot):
             for message in chain.from_iterable(streams):
-                rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-                for first in range(0, rows.num_rows, _BATCH_ROWS):
-                    yield as_lists(rows.slice(first, _BATCH_ROWS), self.types, names)
+                batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+                columns = {name: typed(batch[name], self.types[name]) for name in names}
+                yield Rows(columns, batch.num_rows, first=first)
+                first += batch.num_rows
 
 
 def _column_type(field: Any) -> str:
@@ -314,24 +317,29 @@ class BigQuery(TableRows):
         super().__init__(parse(settings.source).name, self._own, settings, ("string", "bytes"))
         self.numbers_copies = "key" not in self._names
 
-    def __iter__(self) -> Iterator[Any]:
+    def report(self) -> None:
+        """Reports what reading costs, and how columns are read."""
         report("preprocess", f"{self._name}: {self.cost()}")
-        return super().__iter__()
+        super().report()
 
     def cost(self) -> str:
         """Describes what reading the rows is billed for."""
         times = [self._settings.split_by_time] if self._settings.split_by_time else []
         return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
 
-    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
-        if values.get("key") is not None:
-            return str(values["key"])
+    def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
         import xxhash  # not installed where pipelines are only compiled
 
-        text = repr(sorted(values.items())).encode("utf-8", "surrogatepass")
-        return xxhash.xxh3_128_hexdigest(text)
+        values = {
+            name: column
+            for name, column in columns.items()
+            if name not in {label.name for label in self.labels}
+        }
+        if "image" in self._names:
+            values["image"] = rows.columns[self._names["image"]]
+        return [xxhash.xxh3_128_hexdigest(entry) for entry in encode(values).to_pylist()]
 
-    def _image(self, value: str | bytes) -> Span | bytes:
+    def _image(self, value: str | bytes, rows: Rows) -> Span | bytes:
         if isinstance(value, str) and "://" not in value:
             raise ValueError(f"has an image that is not a URL (gs://...) in column {self._names['image']!r}")
         return value if isinstance(value, bytes) else Span(remote_files.resolve(value), 0, WHOLE_FILE)

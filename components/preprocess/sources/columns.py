@@ -1,36 +1,32 @@
-"""Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as batches of rows.
+"""Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as Arrow's record batches.
 
-Of a CSV file, its delimiter and encoding, the types of its values, and unclosed quotes that swallow rows are
-found by reading it once.
+Batches are bounded by bytes. The types of columns are found by reading the files once, and of a CSV file also
+its delimiter and encoding, and unclosed quotes that swallow rows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
-import json
-import operator
 import os
 import re
-import reprlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from itertools import count, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from shardline.components.preprocess.schema.labels import is_number
+from shardline.components.preprocess.sources.forms import Form, TextScan
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
 
-#: Values of one batch, a list by column; None where there is none.
-Batch = Mapping[str, Sequence[Any]]
-
-#: Types of columns by name, as in `Columns.types`.
+#: Types of columns by name, as in `Scan.types`.
 Types = Mapping[str, str]
 
 #: No types are overrides of any column.
@@ -39,29 +35,401 @@ NO_TYPES: Types = MappingProxyType({})
 #: Whole numbers up to this one are exact as floats of 32 bits.
 EXACT = 1 << 24
 
+#: Bytes that are read at a time, about, and the most of one row.
+BATCH_BYTES, _LARGEST_ROW = 1 << 22, 1 << 26
+
 _BLOCK = 1 << 20
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 # A row appended to a file: where it becomes a part of a value, a quote is not closed.
 _END = "\x1e\x04"
 
-#: Texts that a number would change: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05, 1e+20 or
-#: 1.0E20), and in a column of floats digits beyond 64 bits.
-CODE = r"^(\+|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
-LONG_CODE = rf"{CODE}|^-?[0-9]{{19,}}$"
-
 # A value whose lines have as many cells as rows is taken for rows if this share of at least so many cells are
 # numbers in columns of numbers; in a table of texts, if it has so many lines.
 _SHARE, _NUMBERS, _LINES = 0.9, 2, 20
 
+_PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
+# Part of a path such as year=2026/month=11/part-0.parquet.
+_PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
-class CsvScan(NamedTuple):
-    """Properties of columns found before they are read; each as in `columns.TypedColumns`."""
 
-    types: Types
-    gaps: Set[str] = frozenset()
-    wide: Set[str] = frozenset()
-    codes: Mapping[str, str] = NO_TYPES
+class Rows(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        columns: Arrow's arrays by column, of the column's type, with null for a missing value: int64,
+            float64, string, list<string>, binary, timestamp[us], or lists of one size.
+        size: Number of rows.
+        place, first: What rows are called in messages, such as "part.csv row", and the number of the first.
+        split: Split that the source assigns to all of them, None for none.
+        faults: Why rows cannot be used, by their index.
+        keys: Keys of rows without a column key; their names if there are none.
+        path: The file that they are in.
+    """
+
+    columns: Mapping[str, Any]
+    size: int
+    place: str = "row"
+    first: int = 1
+    split: str | None = None
+    faults: Mapping[int, str] = MappingProxyType({})
+    keys: Sequence[str] = ()
+    path: str = ""
+
+    def name(self, index: int) -> str:
+        """Returns the name of a row."""
+        return f"{self.place} {self.first + index}"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Facts about columns, found before they are read.
+
+    Attributes:
+        types: "int64", "float32", "string", "strings", "bytes", "time", "date", or the format's name of any
+            other type, by column; with a length at the end, such as float32[3], for lists that all have it.
+        gaps: Columns in which some rows are known to have no value.
+        wide: Columns of whole numbers, some of which are known not to be exact as 32-bit floats.
+        forms: How values of text become those of the type, by column.
+        block: Bytes of a CSV file that are read at a time.
+        batches, rows: Number of batches and of rows; 0 where that is not known.
+    """
+
+    types: dict[str, str]
+    gaps: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+    forms: dict[str, Form] = field(default_factory=dict)
+    block: int = _BLOCK
+    batches: int = 0
+    rows: int = 0
+
+
+def kind_of(kind: Any) -> str:
+    """Returns the type of a column, as in `Scan.types`, of a type of Arrow's; "" for one without values."""
+    import pyarrow.types as kinds
+
+    if kinds.is_dictionary(kind):
+        kind = kind.value_type
+    if kinds.is_null(kind):
+        return ""
+    if kinds.is_integer(kind) or kinds.is_boolean(kind):
+        return "int64"
+    if kinds.is_floating(kind) or kinds.is_decimal(kind) or kinds.is_time(kind) or kinds.is_duration(kind):
+        return "float32"
+    if kinds.is_timestamp(kind):
+        return "time"
+    if kinds.is_date(kind):
+        return "date"
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        of = kind_of(kind.value_type)
+        return {"string": "strings", "": "lists"}.get(of, f"lists of {of}")
+    if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
+        return "string"
+    is_bytes = kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+    return "bytes" if is_bytes else str(kind)
+
+
+def typed(values: Any, kind: str, form: Form | None = None) -> Any:
+    """Returns an array of Arrow's as one of a type of `Scan.types`, as in `Rows.columns`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if kinds.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if form and form.kind != "string" and kind_of(values.type) == "string":
+        return typed(form.apply(values.cast(pa.string())), kind)
+    base, _, width = kind.partition("[")
+    if width:
+        size, found = int(width[:-1]), values.cast(pa.list_(arrow_type(base)))
+        fitting = pc.equal(pc.list_value_length(found), size)
+        found = pc.if_else(fitting, found, pa.scalar(None, found.type))
+        return found.cast(pa.list_(arrow_type(base), size))
+    if kinds.is_time(values.type):
+        return pc.divide(values.cast(pa.time64("us")).cast(pa.int64()).cast(pa.float64()), 3.6e9)
+    if kinds.is_duration(values.type):
+        seconds = values.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.float64())
+        return pc.divide(seconds, 1e6)
+    wanted = arrow_type(kind)
+    if wanted is None or values.type == wanted:
+        return values
+    return values.cast(wanted, safe=not kinds.is_temporal(values.type))
+
+
+def arrow_type(kind: str) -> Any:
+    """Returns Arrow's type of a column in `Rows.columns`; None for one that is not used."""
+    import pyarrow as pa
+
+    # Floats are read with 64 bits and rounded to 32 when they are stored.
+    text, time = pa.string(), pa.timestamp("us")
+    known = {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}
+    return {**known, "bytes": pa.binary(), "time": time, "date": time}.get(kind)
+
+
+class ColumnScan:
+    """Finds the type of a column, batch by batch.
+
+    Args:
+        name: The column.
+        override: Its type as in `COLUMN_TYPES`, with a ? at its end if it is only expected; "" for none.
+        guessed: Whether all values are text that may be numbers, as in CSV.
+    """
+
+    def __init__(self, name: str, override: str, *, guessed: bool) -> None:
+        self._name, self._override, self._guessed = name, override, guessed
+        self._text = TextScan(name, override)
+        self._kind, self._first, self._sizes = "", "", set[int]()
+        self.has_gaps = self.is_wide = False
+
+    def add(self, values: Any, path: str) -> None:
+        """Adds the values of a batch; SourceError if their type is another than in the batches before."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        kind = kind_of(values.type)
+        self.has_gaps = self.has_gaps or bool(values.null_count)
+        if kind == "int64" and not self.is_wide:
+            self.is_wide = is_wide(*pc.min_max(typed(values, "int64")).as_py().values())
+        elif kind == "string":
+            self._text.add(typed(values, "string").cast(pa.string()))
+        elif kind.startswith(("lists", "strings")):
+            self._sizes.update(pc.unique(pc.list_value_length(values).drop_null()).to_pylist())
+        if not self._kind or {self._kind, kind} == {"lists", kind}:
+            self._kind, self._first = kind or self._kind, path
+        elif {kind, self._kind} == {"int64", "float32"}:
+            self._kind = "float32"
+        elif {kind, self._kind} == {"time", "date"}:
+            self._kind = "time"
+        elif kind not in ("", "lists", self._kind):
+            where = f", and {self._kind} in {self._first!r}" if path != self._first else ", and elsewhere not"
+            raise SourceError(
+                f"column {printable(self._name)!r} is {kind} in {path!r}{where}; make the values the same"
+            )
+
+    def finish(self) -> tuple[str, Form | None]:
+        """Returns the type, and the form of text."""
+        kind = self._kind or "float32"
+        self.has_gaps = self.has_gaps or not self._kind
+        if kind == "string":
+            return self._text_type()
+        if kind.startswith("lists") and len(self._sizes) == 1 and self._sizes != {0}:
+            of = kind.removeprefix("lists of ")
+            return (f"{of}[{self._sizes.pop()}]" if of in ("int64", "float32") else kind), None
+        if kind.startswith("lists") and self._sizes:
+            return f"{kind}, {min(self._sizes)} to {max(self._sizes)} values (pad them to one length)", None
+        return override_type(kind, self._override), None
+
+    def _text_type(self) -> tuple[str, Form | None]:
+        form = self._text.finish()
+        self.has_gaps = self.has_gaps or form.has_gaps
+        self.is_wide = form.is_wide
+        if form.kind in ("int64", "float32") and not self._guessed and not self._override:
+            note = (
+                f"column {self._name!r} is text that holds numbers; --column {self._name}=number reads them"
+            )
+            return "string", Form("string", note=note)
+        return form.kind, form
+
+
+def override_type(kind: str, override: str) -> str:
+    """Returns the type of a column that a file or a database declares, with an override of `COLUMN_TYPES`."""
+    fits = kind in COLUMN_TYPES.values() or override == "text"
+    return COLUMN_TYPES.get(override, kind) if fits else kind
+
+
+def is_wide(least: int | None, largest: int | None) -> bool:
+    """Returns whether some whole numbers between these are not exact as floats of 32 bits."""
+    return max(abs(least or 0), abs(largest or 0)) > EXACT
+
+
+class TypedColumns:
+    """Columns that can be read as batches of rows: of files, or of a database.
+
+    Attributes:
+        scan: Facts about them.
+        guessed: Whether the types are inferred from the values, as in CSV.
+    """
+
+    guessed = False
+
+    def __init__(self, scan: Scan) -> None:
+        self.scan = scan
+
+    @property
+    def types(self) -> Types:
+        """The type of each column, as in `Scan.types`."""
+        return self.scan.types
+
+    def keep_text(self, names: Collection[str], *, numbers: bool) -> None:
+        """Keeps text as it is in some columns where it would become a time, or with `numbers` a number."""
+        changed = {
+            name
+            for name, form in self.scan.forms.items()
+            if name in names and (form.kind == "time" or (numbers and form.decimal))
+        }
+        types = {name: "string" if name in changed else kind for name, kind in self.types.items()}
+        kept = {name: form for name, form in self.scan.forms.items() if name not in changed}
+        self.scan = replace(self.scan, types=types, forms=kept)
+
+    def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
+        """Yields the values of some columns, row by row; only of some batches, whose numbers ascend."""
+        raise NotImplementedError
+
+    def values(self, name: str) -> Iterator[Any]:
+        """Yields the values of a column, an array for each batch."""
+        for rows in self.batches([name]):
+            yield rows.columns[name]
+
+
+class Columns(TypedColumns):
+    """Columns of one or more files, read in the order of their paths; their names end with the format.
+
+    Args:
+        paths: The files.
+        overrides: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
+            inferred from the values, and these do not contradict it.
+        root: Directory to which names of rows of several files are relative, and below which partitions are
+            columns; else None.
+        scan: What an earlier scan of the same files has found; None to scan them.
+
+    Raises:
+        SourceError: A file cannot be read or has no column, or the files' columns differ.
+    """
+
+    def __init__(
+        self,
+        *paths: str,
+        overrides: Types = NO_TYPES,
+        root: str | None = None,
+        scan: Scan | None = None,
+    ) -> None:
+        self._paths, self._root = paths, root
+        for path in paths:
+            _check_format(path)
+        self.guessed = any(_FORMATS[_suffix(path)] is csv_batches for path in paths)
+        super().__init__(scan or self._scan(overrides))
+
+    def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
+        """Yields the values of some columns, row by row and file by file; or of some batches."""
+        wanted = numbers or count()
+        number, following = 0, next(wanted, None)
+        for path in self._paths:
+            partitions = self._partitions(path)
+            stored = [name for name in names if name not in partitions]
+            # Where only partitions are requested, another column gives the number of rows.
+            stored = stored or [next(name for name in self.types if name not in partitions)]
+            place = "row" if self._root is None else f"{os.path.relpath(path, self._root)} row"
+            first = 1
+            with _as_source_error(path):
+                for batch in _FORMATS[_suffix(path)](path, stored, self.scan.block, None):
+                    if number == following:
+                        columns = {n: self._typed(n, batch, partitions) for n in names}
+                        yield Rows(columns, batch.num_rows, place, first)
+                        following = next(wanted, None)
+                    if following is None:
+                        return
+                    number, first = number + 1, first + batch.num_rows
+
+    def _typed(self, name: str, batch: Any, partitions: Mapping[str, str]) -> Any:
+        import pyarrow as pa
+
+        kind = self.types[name]
+        if name in partitions:
+            values = pa.repeat(pa.scalar(partitions[name]), batch.num_rows)
+        elif name in batch.schema.names:
+            values = batch[name]
+        else:  # no row of a batch of JSON has it
+            values = pa.nulls(batch.num_rows)
+        return typed(values, kind, self.scan.forms.get(name))
+
+    def _scan(self, overrides: Types) -> Scan:
+        block = _BLOCK
+        while True:
+            try:
+                return self._scan_in_blocks(overrides, block)
+            except _RowTooLargeError as error:
+                block *= 8
+                if block > _LARGEST_ROW:
+                    raise error.refusal from None
+
+    def _scan_in_blocks(self, overrides: Types, block: int) -> Scan:
+        found, batches, rows = dict[str, ColumnScan](), 0, 0
+        quotes = {path: Quotes(path) for path in self._paths if _FORMATS[_suffix(path)] is csv_batches}
+        for path in self._paths:
+            own = dict[str, None]()
+            for columns in self._all_columns(path, block, quotes.get(path)):
+                own |= dict.fromkeys(columns)
+                batches, rows = batches + 1, rows + max(len(values) for values, _ in columns.values())
+                for name, (values, guessed) in columns.items():
+                    if name not in found:
+                        found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)
+                    found[name].add(values, path)
+            if not own:
+                raise SourceError(f"{path!r} is empty: it has no column")
+            for column in sorted(own.keys() ^ found.keys()):
+                has, lacks = (self._paths[0], path) if column not in own else (path, self._paths[0])
+                raise SourceError(
+                    f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
+                )
+        return replace(_finish_scan(found, quotes.values(), block), batches=batches, rows=rows)
+
+    def _all_columns(
+        self, path: str, block: int, quotes: Quotes | None
+    ) -> Iterator[Mapping[str, tuple[Any, bool]]]:
+        """Yields all columns of a file, batch by batch, and whether they are text that may be numbers."""
+        import pyarrow as pa
+
+        partitions = {name: (pa.array([value]), True) for name, value in self._partitions(path).items()}
+        with _as_source_error(path):
+            for batch in _FORMATS[_suffix(path)](path, None, block, quotes):
+                if twice := partitions.keys() & {*batch.schema.names}:
+                    raise SourceError(
+                        f"{path!r} has a column {min(twice)!r} in it and in its path; rename one"
+                    )
+                columns = zip(batch.schema.names, batch.columns, strict=True)
+                yield {name: (values, self.guessed) for name, values in columns} | partitions
+
+    def _partitions(self, path: str) -> dict[str, str]:
+        below = os.path.relpath(os.path.dirname(path), self._root) if self._root is not None else ""
+        return {unquote(name): unquote(value) for name, value in _PARTITION.findall(below)}
+
+
+def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes], block: int) -> Scan:
+    results, faults = dict[str, tuple[str, Form | None]](), list[SourceError]()
+    for name, column in found.items():
+        try:
+            results[name] = column.finish()
+        except SourceError as error:
+            results[name] = "string", None
+            faults.append(error)
+    types = {name: kind for name, (kind, _) in results.items()}
+    for check in quotes:
+        check.finish(types)
+    for fault in faults:
+        raise fault
+    return Scan(
+        types=types,
+        gaps=tuple(name for name, column in found.items() if column.has_gaps),
+        wide=tuple(name for name, column in found.items() if column.is_wide),
+        forms={name: form for name, (_, form) in results.items() if form},
+        block=block,
+    )
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
+
+
+def _check_format(path: str) -> None:
+    suffix = _suffix(path)
+    if suffix not in _FORMATS or (detect_codec(path)[0] and suffix == ".parquet"):
+        raise SourceError(
+            f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
+            f".zst; convert it to one, or name the files of a directory with a pattern, such as "
+            f"{path}/**/*.parquet"
+        )
 
 
 def detect_codec(path: str) -> tuple[str, str]:
@@ -87,15 +455,15 @@ def open_decompressed(path: str) -> Iterator[Any]:
 class DecodedText(io.RawIOBase):
     """A CSV file, followed by a row `_END` of `columns` columns.
 
-    Its `delimiter` is inferred from its first line; its `encoding` is UTF-16 by its byte-order mark, else
+    Its `delimiter` is inferred from its first lines; its `encoding` is UTF-16 by its byte-order mark, else
     UTF-8.
     """
 
     def __init__(self, file: Any, columns: int = 0) -> None:
         self._file, block = file, file.read(_BLOCK)
         encoding = _BYTE_ORDER_MARKS.get(bytes(block[:2]), "utf-8")
-        line = re.sub('"[^"]*"', "", block.decode(encoding, "replace")).partition("\n")[0]
-        self.encoding, self.delimiter = encoding[:6].rstrip("-"), next((x for x in ",;\t" if x in line), ",")
+        text = re.sub('"[^"]*"', "", block.decode(encoding, "replace"))
+        self.encoding, self.delimiter = encoding[:6].rstrip("-"), _find_delimiter(text.split("\n")[:20])
         end = f"\n{self.delimiter.join([_END] * columns)}\n" if columns else ""
         self._block, self._end = memoryview(block), end.encode(encoding)
 
@@ -115,415 +483,205 @@ class DecodedText(io.RawIOBase):
         return count
 
 
-class ColumnTypes:
-    """Finds the narrowest types that fit all values of a CSV file, batch by batch of texts.
+def _find_delimiter(lines: Sequence[str]) -> str:
+    """Returns the delimiter that all of the first lines have as often, else that of the header."""
+    header, *rows = lines
+    rows = [line for line in rows[:-1] if line.strip()]  # the last may be cut off
+    found = [mark for mark in "\t;," if mark in header]
+    even = [mark for mark in found if all(line.count(mark) == header.count(mark) for line in rows)]
+    return max(even or found or [","], key=header.count)
+
+
+class Quotes:
+    """Finds unclosed quotes that swallow rows of a CSV file, batch by batch of texts.
 
     `line` is the line in which the next row begins, unless there are empty lines.
     """
 
-    def __init__(self, names: Sequence[str], overrides: Mapping[str, str], delimiter: str) -> None:
-        first = {"text": "string", "number": "float32"}
-        self.types = {name: first.get(overrides.get(name, "").rstrip("?"), "int64") for name in names}
-        self.gaps, self.wide, self.codes, self.line = set[str](), set[str](), dict[str, str](), 2
-        self._overrides, self._delimiter, self._last, self._has_ended = overrides, delimiter, 1, False
-        self._suspects: list[tuple[int, int, str]] = []
+    def __init__(self, path: str) -> None:
+        self._path, self.line, self._last, self._delimiter = path, 2, 1, ","
+        self._suspects: list[tuple[int, str, str]] = []
 
-    def add(self, batch: Any) -> None:
-        """Adds rows, the last of them that of `DecodedText`."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    def check(self, batch: Any, delimiter: str) -> Any:
+        """Notes values of several lines that have as many delimiters as that many rows.
 
-        if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
-            self._has_ended, batch = True, batch.slice(0, batch.num_rows - 1)
-        for name, column in zip(self.types, batch.columns, strict=True):
-            if column.null_count:
-                self.gaps.add(name)
-            text = pc.utf8_trim_whitespace(column)
-            while (kind := self.types[name]) != "string":
-                try:
-                    numbers = pc.cast(text, pa.int64() if kind == "int64" else pa.float64())
-                except pa.ArrowInvalid:
-                    self.types[name] = {"int64": "float32", "float32": "string"}[kind]
-                    continue
-                if kind == "int64" and is_wide(*pc.min_max(numbers).as_py().values()):
-                    self.wide.add(name)
-                pattern = CODE if kind == "int64" else LONG_CODE
-                codes = text.filter(pc.match_substring_regex(text, pattern))
-                if len(codes) and name not in self._overrides:
-                    self.types[name], self.codes[name] = "string", str(codes[0])
-                break
-        self._check_quotes(batch)
-
-    def finish(self, path: str) -> CsvScan:
-        """Returns the result; raises SourceError where an unclosed quote swallows rows."""
-        if not self._has_ended:
-            raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
-        for line, column_index, value in self._suspects:
-            if self._holds_rows(column_index, value.split("\n")):
-                raise SourceError(
-                    f"{path!r}, line {line:,}: the quotes that open there contain the next "
-                    f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
-                )
-        return CsvScan(self.types, self.gaps, self.wide, self.codes)
-
-    def _check_quotes(self, batch: Any) -> None:
-        """Notes values of several lines that have as many delimiters as that many rows."""
+        Returns the batch without the row that was appended by `DecodedText`.
+        """
         import numpy as np
         import pyarrow.compute as pc
 
-        def count(column: Any, text: str) -> Any:
-            return pc.fill_null(pc.count_substring(column, text), 0).to_numpy()
-
-        added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, int, str]]()
-        for column_index, (name, column) in enumerate(zip(self.types, batch.columns, strict=True)):
-            if self.types[name] == "string" and (breaks := count(column, "\n")).any():
-                added[1:] += breaks
-                wanted = breaks * (len(self.types) - 1)
-                rows = np.flatnonzero((wanted > 0) & (count(column, self._delimiter) == wanted))
-                suspects += [(row, column_index, column[row].as_py()) for row in rows.tolist()]
+        if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
+            self._last, batch = -self._last, batch.slice(0, batch.num_rows - 1)
+        added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, str, str]]()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if not pc.any(pc.match_substring(column, "\n")).as_py():
+                continue
+            breaks = pc.count_substring(column, "\n").to_numpy()
+            added[1:] += breaks
+            wanted = breaks * (batch.num_columns - 1)
+            is_suspect = (wanted > 0) & (pc.count_substring(column, delimiter).to_numpy() == wanted)
+            suspects += [(row, name, column[row].as_py()) for row in np.flatnonzero(is_suspect).tolist()]
         lines = self.line + np.cumsum(added) + np.arange(len(added))
-        self._suspects += [(int(lines[row]), column_index, value) for row, column_index, value in suspects]
-        self._last, self.line = int(lines[-2:][0]), int(lines[-1])
+        self._suspects += [(int(lines[row]), name, value) for row, name, value in suspects]
+        self._delimiter, self.line = delimiter, int(lines[-1])
+        if self._last > 0:
+            self._last = int(lines[-2:][0])
+        return batch
 
-    def _holds_rows(self, column_index: int, lines: Sequence[str]) -> bool:
+    def finish(self, kinds: Types) -> None:
+        """Raises SourceError where an unclosed quote swallows rows; `kinds` are the columns' types."""
+        if self._last > 0:
+            raise SourceError(
+                f"{self._path!r} ends within the quotes that open in line {self._last:,}; close them"
+            )
+        for line, column, value in self._suspects:
+            if self._holds_rows(column, value.split("\n"), kinds):
+                raise SourceError(
+                    f"{self._path!r}, line {line:,}: the quotes that open there contain the next "
+                    f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
+                )
+
+    def _holds_rows(self, column: str, lines: Sequence[str], kinds: Types) -> bool:
+        index = [*kinds].index(column)
         first, *whole, last = (line.split(self._delimiter) for line in lines)
-        kinds = [*self.types.values()]
-        rows = [[""] * column_index + first, *whole, last + [""] * (len(kinds) - column_index - 1)]
+        rows = [[""] * index + first, *whole, last + [""] * (len(kinds) - index - 1)]
         if any(len(row) != len(kinds) for row in rows):
             return False
-        columns = [column for column, kind in enumerate(kinds) if column != column_index and kind != "string"]
-        cells = [row[column] for row in rows for column in columns if row[column].strip()]
+        others = [i for i, (name, kind) in enumerate(kinds.items()) if name != column and kind != "string"]
+        cells = [row[i] for row in rows for i in others if row[i].strip()]
         if cells:
             return len(cells) >= _NUMBERS and sum(map(is_number, cells)) > _SHARE * len(cells)
         return len(lines) >= _LINES
 
 
-def is_wide(least: int | None, largest: int | None) -> bool:
-    """Returns whether some whole numbers between these are not exact as floats of 32 bits."""
-    return max(abs(least or 0), abs(largest or 0)) > EXACT
+class _RowTooLargeError(Exception):
+    """A row is larger than the block that is read; `refusal` is its error."""
+
+    def __init__(self, refusal: SourceError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
-def scan_csv(path: str, overrides: Types) -> CsvScan:
-    """Scans the values of a CSV file for the properties of its columns."""
+def csv_batches(
+    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
+) -> Iterator[Any]:
+    """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
     import pyarrow as pa
 
-    line = 2
-    try:
-        with open_decompressed(path) as file, _csv_reader(DecodedText(file)) as reader:
-            names = reader.schema.names
-        for name in names:
-            if not name:
-                raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
-            if names.count(name) > 1:
-                raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
-        as_text = dict.fromkeys(names, pa.string())
-        with open_decompressed(path) as file:
-            stream = DecodedText(file, len(names))
-            found = ColumnTypes(names, overrides, stream.delimiter)
-            with _csv_reader(stream, as_text, empty_is_none=True) as reader:
+    header = _csv_header(path)
+    wanted = [*header] if names is None else names
+    with open_decompressed(path) as file:
+        stream = DecodedText(file, len(header) if quotes else 0)
+        try:
+            with _csv_reader(stream, block, [header[name] for name in wanted]) as reader:
                 for batch in reader:
-                    found.add(batch)
-                    line = found.line
-    except pa.ArrowInvalid as error:
-        message, _, more = str(error).partition("\n")
-        if not more and "straddling" not in message:
-            raise
-        why = f"quotes contain more than a row ({message}); close them"
-        raise SourceError(f"cannot read {path!r} from line {line:,} on: {why}") from None
-    return found.finish(path)
+                    batch = batch.rename_columns(wanted)
+                    yield quotes.check(batch, stream.delimiter) if quotes else batch
+        except pa.ArrowInvalid as error:
+            message, _, more = str(error).partition("\n")
+            if not more and "straddling" not in message:
+                raise
+            line = quotes.line if quotes else 1
+            why = f"quotes contain more than a row ({message}); close them"
+            refusal = SourceError(f"cannot read {path!r} from line {line:,} on: {why}")
+            raise (_RowTooLargeError(refusal) if "straddling" in message else refusal) from None
 
 
-def csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    """Yields the values of some columns, row by row."""
-    all_types = {name: arrow_type(kind) for name, kind in types.items()}
-    with open_decompressed(path) as file, _csv_reader(DecodedText(file), all_types) as reader:
-        for batch in reader:
-            yield {name: batch[name].to_pylist() for name in names}
+def _csv_header(path: str) -> dict[str, str]:
+    """Returns the columns of a CSV file as the header spells them, by their names without spaces around."""
+    with open_decompressed(path) as file:
+        stream = DecodedText(file)
+        text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, "replace", newline="")
+        lines = csv.reader(text, delimiter=stream.delimiter)
+        header = next((line for line in lines if line), [])
+        if header:
+            header[0] = header[0].removeprefix("\ufeff")
+    names = [name.strip() for name in header]
+    for name in names:
+        if not name:
+            raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
+        if names.count(name) > 1:
+            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+    return dict(zip(names, header, strict=True))
 
 
-def _csv_reader(
-    stream: DecodedText, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
-) -> Any:
-    """Opens values below a header line. Empty fields and NA, null, NaN are missing values."""
+def _csv_reader(stream: DecodedText, block: int, columns: Sequence[str] = ()) -> Any:
+    """Opens some columns, or all, below a header line as they are, as text."""
+    import pyarrow as pa
     import pyarrow.csv
 
     return pyarrow.csv.open_csv(
         io.BufferedReader(stream, 1 << 20),
         # Messages name the row only with one thread.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding, block_size=block),
         parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns
+        ),
     )
 
 
-def arrow_type(kind: str) -> Any:
-    """Returns the type of Arrow in which a column is read."""
+def parquet_batches(
+    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
+) -> Iterator[Any]:
+    """Yields some columns of a Parquet file, or all of them, in batches."""
+    import pyarrow.parquet as pq
+
+    with remote_files.open_read(path) as file:
+        opened = pq.ParquetFile(file, buffer_size=_BLOCK, pre_buffer=False)
+        facts = opened.metadata
+        size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+        rows = max(1, min(1 << 16, BATCH_BYTES * facts.num_rows // max(size, 1)))
+        if not facts.num_rows:  # its columns
+            yield opened.schema_arrow.empty_table()
+        yield from opened.iter_batches(rows, columns=None if names is None else list(names))
+
+
+# Not by one call of pyarrow.json, which takes a column's type from the first block and refuses the first
+# float below whole numbers.
+def json_batches(
+    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
+) -> Iterator[Any]:
+    """Yields some columns of a file of JSON objects, or all; without those that no object of a batch has."""
     import pyarrow as pa
+    import pyarrow.json
 
-    # Floats are read with 64 bits and rounded to 32 when they are stored.
-    text = pa.string()
-    return {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}[kind]
-
-
-#: Pseudo-column of row names: the file, and the row's number in it from 1.
-ROW = "\0row"
-
-#: More pseudo-columns, if in `row_metadata`: the split of a row, and why it cannot be used.
-SPLIT, FAULT = "\0split", "\0fault"
-
-_PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
-# Part of a path such as year=2026/month=11/part-0.parquet.
-_PARTITION = re.compile(r"([^/=]+)=([^/]*)")
-_WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
-
-_JSON_ROWS = 4096
-_PARQUET_ROWS = 16_384
-_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "int64": operator.index,  # accepts a boolean, but not a float
-    "float32": float,
-    "string": str,
-    "strings": list,
-}
-
-
-class TypedColumns:
-    """Columns that can be read as batches of rows: of a file, or of a database.
-
-    Attributes:
-        types: "int64", "float32", "string", "strings", "bytes", or the format's name of any other type, by
-            column; with a length at the end, such as float32[3], for lists that all have it.
-        gaps: Columns in which some rows are known to have no value.
-        wide: Columns of whole numbers, some of which are known not to be exact as 32-bit floats.
-        codes: Columns that are text though their values could be read as numbers, with the first value that a
-            number would change.
-        guessed: Whether the types are inferred from the values, as in CSV.
-        row_metadata: Pseudo-columns of `batches`: some of `ROW`, `SPLIT`, `FAULT`.
-    """
-
-    guessed = False
-    row_metadata: Sequence[str] = ()
-
-    def __init__(self, found: CsvScan) -> None:
-        self.types, self.gaps, self.wide, self.codes = found
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row."""
-        raise NotImplementedError
-
-
-class Columns(TypedColumns):
-    """Columns of one or more files, read in the order of their paths; their names end with the format.
-
-    Types of CSV and JSONL are found by reading each file once: the narrowest that fits all values.
-
-    Args:
-        paths: The files.
-        overrides: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
-            inferred from the values, and these do not contradict it.
-        root: Directory to which names of rows of several files are relative, and below which partitions are
-            columns; else None.
-
-    Raises:
-        SourceError: A file cannot be read or has no column, or the files' columns differ.
-    """
-
-    def __init__(self, *paths: str, overrides: Types = NO_TYPES, root: str | None = None) -> None:
-        self._paths, self._root = paths, root
-        self.guessed = any(_FORMATS.get(_suffix(path)) is _CSV for path in paths)
-        self.row_metadata = () if root is None else (ROW,)
-        scans = [self._scan(path, overrides) for path in paths]
-        types = dict(scans[0].types)
-        for path, scan in zip(paths[1:], scans[1:], strict=True):
-            for column in sorted(types.keys() ^ scan.types.keys()):
-                has, lacks = (paths[0], path) if column in types else (path, paths[0])
-                raise SourceError(
-                    f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
-                )
-            types = {
-                name: self._common_type(name, kind, scan.types[name], path) for name, kind in types.items()
-            }
-        gaps: Set[str] = frozenset().union(*(scan.gaps for scan in scans))
-        wide: Set[str] = frozenset().union(*(scan.wide for scan in scans))
-        codes = {name: code for scan in reversed(scans) for name, code in scan.codes.items()}
-        super().__init__(CsvScan(types, gaps, wide, codes))
-        self._types = types
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, which may include `ROW`, row by row and file by file."""
-        for path in self._paths:
-            partitions: dict[str, Any] = self._partitions(path)
-            partitions |= {name: int(partitions[name]) for name in partitions if self._types[name] == "int64"}
-            stored = [name for name in names if name not in partitions and name != ROW]
-            # Where only partitions are requested, another column gives the number of rows.
-            stored = stored or [next(name for name in self._types if name not in partitions)]
-            file_name, numbers = os.path.relpath(path, self._root or "."), count(1)
-            with _as_source_error(path):
-                for batch in _FORMATS[_suffix(path)][1](path, self._types, stored):
-                    rows = len(batch[stored[0]])
-                    yield {
-                        name: [f"{file_name} row {next(numbers)}" for _ in range(rows)]
-                        if name == ROW
-                        else [partitions[name]] * rows
-                        if name in partitions
-                        else batch[name]
-                        for name in names
-                    }
-
-    def _scan(self, path: str, overrides: Types) -> CsvScan:
-        suffix, partitions = _suffix(path), self._partitions(path)
-        if suffix not in _FORMATS or (detect_codec(path)[0] and suffix == ".parquet"):
-            raise SourceError(
-                f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
-                f".zst; convert it to one, or name the files of a directory with a pattern, such as "
-                f"{path}/**/*.parquet"
-            )
-        with _as_source_error(path):
-            found = _FORMATS[suffix][0](path, overrides)
-        if not found.types:
-            raise SourceError(f"{path!r} is empty: it has no column")
-        for name in partitions:
-            if name in found.types:
-                raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
-        whole = {name for name, value in partitions.items() if _WHOLE.fullmatch(value)}
-        kinds = {
-            name: "int64" if name in whole and overrides.get(name) != "text" else "string"
-            for name in partitions
-        }
-        return found._replace(types={**found.types, **kinds})
-
-    def _partitions(self, path: str) -> dict[str, str]:
-        pairs = _PARTITION.findall(os.path.dirname(path)) if self._root is not None else ()
-        return {unquote(name): unquote(value) for name, value in pairs}
-
-    def _common_type(self, column: str, one: str, other: str, path: str) -> str:
-        if one == other:
-            return one
-        if {one, other} == {"int64", "float32"}:
-            return "float32"
-        if {one, other} <= {"int64", "float32", "string"} and not path.endswith(".parquet"):
-            return "string"  # types of text files are inferred from values
-        raise SourceError(
-            f"column {printable(column)!r} is {other} in {path!r}, and {one} in {self._paths[0]!r}; make the "
-            "files' columns the same"
-        )
-
-
-def _suffix(path: str) -> str:
-    return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
-
-
-def _parquet_types(path: str, overrides: Types) -> CsvScan:
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-    import pyarrow.types as kinds
-
-    def type_name(kind: Any) -> str:
-        if kinds.is_dictionary(kind):
-            kind = kind.value_type
-        if kinds.is_integer(kind) or kinds.is_boolean(kind):
-            return "int64"
-        if kinds.is_floating(kind):
-            return "float32"
-        if kinds.is_timestamp(kind) or kinds.is_date(kind):
-            return "timestamp"
-        if kinds.is_list(kind) or kinds.is_large_list(kind):
-            return "strings" if type_name(kind.value_type) == "string" else str(kind)
-        return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
-
-    with remote_files.open_read(path) as file:
-        opened = pq.ParquetFile(file)
-        types = {field.name: type_name(field.type) for field in opened.schema_arrow}
-        # Not by statistics, which a writer may leave out, and which crash the process where they are damaged.
-        whole = [f.name for f in opened.schema_arrow if types[f.name] == "int64" and f.nullable]
-        gaps, wide = set[str](), set[str]()
-        for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
-            gaps |= {name for name in whole if batch[name].null_count}
-            wide |= {name for name in whole if is_wide(*pc.min_max(batch[name]).as_py().values())}
-        return CsvScan(override_types(types, overrides), gaps, wide)
-
-
-def override_types(types: Types, overrides: Types) -> Types:
-    """Returns the types of columns that a file or a database declares, with overrides applied."""
-    overridden = {name: COLUMN_TYPES.get(overrides.get(name, ""), kind) for name, kind in types.items()}
-    fits = {
-        name for name, kind in types.items() if kind in COLUMN_TYPES.values() or overrides.get(name) == "text"
-    }
-    return {name: overridden[name] if name in fits else kind for name, kind in types.items()}
-
-
-def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    import pyarrow.parquet as pq
-
-    with remote_files.open_read(path) as file:
-        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
-            yield as_lists(batch, types, names)
-
-
-def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
-    """Returns some columns of a pyarrow.RecordBatch as lists of values of their types."""
-    return {
-        name: (
-            column if types[name] not in _CONVERSIONS else column.cast(arrow_type(types[name]))
-        ).to_pylist()
-        for name, column in zip(names, batch.select(list(names)).columns, strict=True)
-    }
-
-
-# Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
-# below whole numbers.
-def _json_types(path: str, overrides: Types) -> CsvScan:
-    types: dict[str, str] = {}
-    present, wide = Counter[str](), set[str]()
-    number = 0
-    for number, row in enumerate(_json_rows(path), start=1):
-        for name, value in row.items():
-            if value is None:
-                continue
-            present[name] += 1
-            kind = {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
-            if isinstance(value, int):
-                kind = "int64" if -(2**63) <= value < 2**63 else "a number of more than 64 bits"
-            elif isinstance(value, list) and all(isinstance(item, str) for item in value):
-                kind = "strings"
-            known = types.setdefault(name, kind)
-            if kind == "int64" and not -EXACT <= value <= EXACT:
-                wide.add(name)
-            if {kind, known} == {"int64", "float32"}:
-                types[name] = "float32"
-            elif kind != known:
-                raise SourceError(
-                    f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
-                    f"rows before it is {known}; make them the same"
-                )
-    return CsvScan(override_types(types, overrides), {name for name in types if present[name] < number}, wide)
-
-
-def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    rows = _json_rows(path)
-    # Booleans are converted to numbers, and whole numbers among floats to floats.
-    conversions = {name: _CONVERSIONS[types[name]] for name in names}
-    while batch := list(islice(rows, _JSON_ROWS)):
-        yield {
-            name: [None if (value := row.get(name)) is None else convert(value) for row in batch]
-            for name, convert in conversions.items()
-        }
-
-
-def _json_rows(path: str) -> Iterator[dict[str, Any]]:
-    with open_decompressed(path) as plain:
-        text = remote_files.as_text(plain)
-        lines = (line for line in remote_files.lines(text, path) if not line.isspace())
-        for number, line in enumerate(lines, start=1):
-            what = f"{path!r}, row {number}"
+    texts, first = set[str](), 1
+    for data in _line_blocks(path):
+        while True:
+            parsing = pyarrow.json.ParseOptions(pa.schema([(name, pa.string()) for name in texts]))
+            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
             try:
-                row = json.loads(line)
-            except RecursionError:
-                raise SourceError(f"{what} is nested too deeply") from None
-            except ValueError as error:
-                raise SourceError(f"{what} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise SourceError(f"{what} is {reprlib.repr(row)}, not a JSON object")
-            yield row
+                table = pyarrow.json.read_json(pa.py_buffer(data), reading, parsing)
+            except pa.ArrowInvalid as error:
+                why = re.sub(r"(?<=in row )\d+", lambda row: f"{first + int(row[0]):,}", str(error))  # noqa: B023
+                raise SourceError(f"{path!r}: {why}; write an object of JSON in each line") from None
+            times = {item.name for item in table.schema if pa.types.is_timestamp(item.type)}
+            if not times:
+                break
+            texts |= times  # texts that look like times are read as they are
+        first += table.num_rows
+        for batch in table.combine_chunks().to_batches():
+            yield batch if names is None else batch.select([n for n in names if n in batch.schema.names])
+
+
+def _line_blocks(path: str) -> Iterator[bytes]:
+    """Yields the content of a file in blocks of whole lines."""
+    with open_decompressed(path) as file:
+        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
+        while block := file.read(BATCH_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+                rest = block[end:]
+            else:
+                rest += block
+            if len(rest) > _LARGEST_ROW:
+                raise SourceError(
+                    f"{path!r} has a line of more than {_LARGEST_ROW >> 20} MiB; a row is one line"
+                )
+        if rest.strip():
+            yield rest
 
 
 @contextlib.contextmanager
@@ -531,7 +689,7 @@ def _as_source_error(path: str) -> Iterator[None]:
     """Turns errors of pyarrow about a file into a SourceError; a damaged one may raise anything."""
     try:
         yield
-    except ShardlineError:
+    except (ShardlineError, _RowTooLargeError):
         raise
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
@@ -541,29 +699,26 @@ def _as_source_error(path: str) -> Iterator[None]:
         raise SourceError(f"cannot read {path!r}: {why}{hint}") from None
 
 
-_CSV, _JSON = (scan_csv, csv_batches), (_json_types, _json_batches)
-#: Functions that find the types of a file's columns and that read them, by suffix.
-_FORMATS: Mapping[
-    str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
-] = {
-    ".csv": _CSV,
-    ".tsv": _CSV,
-    ".jsonl": _JSON,
-    ".ndjson": _JSON,
-    ".parquet": (_parquet_types, _parquet_batches),
+#: Functions that read a file in batches of Arrow's, by suffix.
+_FORMATS: Mapping[str, Callable[[str, Sequence[str] | None, int, Quotes | None], Iterator[Any]]] = {
+    ".csv": csv_batches,
+    ".tsv": csv_batches,
+    ".jsonl": json_batches,
+    ".ndjson": json_batches,
+    ".parquet": parquet_batches,
 }
 
 
-def open_table(path: str, overrides: Types = NO_TYPES) -> tuple[TypedColumns, str]:
+def open_table(path: str, overrides: Types = NO_TYPES, scan: Scan | None = None) -> tuple[TypedColumns, str]:
     """Returns the columns of a table, a file or a pattern of files, and its directory.
 
-    `overrides` are types of columns, as for `Columns`, whose errors are raised.
+    Arguments and errors are those of `Columns`.
     """
     path = remote_files.resolve(path)
     if not (match := _PATTERN.search(path)):
-        return Columns(path, overrides=overrides), os.path.dirname(path)
+        return Columns(path, overrides=overrides, scan=scan), os.path.dirname(path)
     root = path[: match.start()].rpartition("/")[0]
-    return Columns(*find_files(path), overrides=overrides, root=root), root
+    return Columns(*find_files(path), overrides=overrides, root=root, scan=scan), root
 
 
 def is_pattern(path: str) -> bool:

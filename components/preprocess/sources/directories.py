@@ -16,12 +16,13 @@ from typing import Any
 
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import Columns
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
+from shardline.components.preprocess.sources.columns import Columns, Rows
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, read_remote
 from shardline.components.preprocess.sources.table import TableRows, inside
 from shardline.components.storage import remote_files
+from shardline.components.storage.bucket import ordered_map
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
 
@@ -128,13 +129,18 @@ class ListedFiles(TableRows):
         wanted |= {settings.group} if settings.group else set()
         for column in wanted - columns.types.keys():
             raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
-        columns.types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
+        types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
+        columns.scan = replace(columns.scan, types=types)
         super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
 
-    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
-        return os.path.normpath(values["image"]) if values["image"] else position
+    def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
+        return [self._row_name(rows, index) for index in range(rows.size)]
 
-    def _image(self, value: str) -> Span:
+    def _row_name(self, rows: Rows, index: int) -> str:
+        path = rows.columns[_PATH][index].as_py()
+        return os.path.normpath(path) if path else rows.name(index)
+
+    def _image(self, value: str, rows: Rows) -> Span:
         span = inside(self._root, value, "is outside the directory of images")
         if not self._is_remote and not Path(span.file).is_file():  # os.path takes any failure for absence
             raise ValueError("there is no such file")
@@ -156,20 +162,31 @@ class Texts:
         return declared or (Label(LABEL, CLASS, tuple(self._files.class_names)),)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        for example in prefetched(self._files):
-            yield example if isinstance(example, BadExample) else _read(example)
+        for found in ordered_map(_read, self._files, size=_size):
+            if isinstance(found, Exception):
+                raise found
+            yield found
 
 
-def _read(example: Example) -> Example | BadExample:
-    data = example.image
+def _size(found: Example | BadExample) -> int:
+    return len(found.features["text"]) if isinstance(found, Example) else 0  # type: ignore[arg-type]
+
+
+def _read(example: Example | BadExample) -> Example | BadExample:
+    if isinstance(example, BadExample):
+        return example
+    image: Any = example.image
     try:
-        if isinstance(data, Span):
-            with remote_files.open_read(data.file) as file:
+        if remote_files.is_remote(image.file):
+            data = read_remote(image.file, example.key, ~image.length, image.offset)
+        else:
+            with remote_files.open_read(image.file) as file:
                 data = file.read(LARGEST_BYTES + 1)
-        assert isinstance(data, bytes)
         if len(data) > LARGEST_BYTES:
             return BadExample(example.key, "has more than 1 MiB")
         text = data.decode("utf-8-sig")
+    except BadRecordError as error:
+        return BadExample(error.name, error.reason)
     except SourceError as error:  # also a pipe, which would block
         return BadExample(example.key, f"cannot be read: {remote_files.reason(error)}")
     except UnicodeDecodeError:

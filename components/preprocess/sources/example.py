@@ -5,8 +5,7 @@ Objects of a bucket are each read in one request, many at a time where their con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -20,11 +19,14 @@ from shardline.components.storage.bucket import (
     with_retries,
 )
 from shardline.trainer.base.errors import BadRecordError, SourceError
-from shardline.trainer.data.features import Scalar
+from shardline.trainer.data.features import Label, Scalar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+# Images of a bucket that are in memory, at most.
+_TOGETHER = 256
 
 #: Length of a span that is a whole file of any size.
 WHOLE_FILE = -1
@@ -77,6 +79,29 @@ class BadExample(NamedTuple):
 
     name: str
     reason: str
+
+
+class Batch(NamedTuple):
+    """Some examples of a source, as columns.
+
+    Attributes:
+        keys: As `Example.key`.
+        columns: Arrow's arrays by the name of the label or feature, as they are stored: int64, float64 (of 32
+            bits when stored), string, or lists of one size of these.
+        images: As `Example.image`; empty where no example has one.
+        splits: As `Example.split`; empty where no example has one.
+        bad: Examples that cannot be used.
+        left_out: Number of examples that are left out besides, of no split.
+        rounded: Names of columns in which 32 bits make different numbers equal.
+    """
+
+    keys: Sequence[str]
+    columns: Mapping[str, Any]
+    images: Sequence[Any] = ()
+    splits: Sequence[str | None] = ()
+    bad: Sequence[BadExample] = ()
+    left_out: int = 0
+    rounded: Sequence[str] = ()
 
 
 class Source(Protocol):
@@ -133,47 +158,76 @@ def read_remote(path: str, key: str, size: int = 0, generation: int = 0) -> byte
     return data
 
 
-def prefetched(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
-    """Yields examples, with image files of a bucket replaced by their content.
+def examples(batches: Iterable[Batch], labels: Sequence[Label]) -> Iterator[Example | BadExample]:
+    """Yields the examples of batches one by one; the labels are as they are stored."""
+    for batch in batches:
+        yield from batch.bad
+        for index, key in enumerate(batch.keys):
+            values = {name: column[index].as_py() for name, column in batch.columns.items()}
+            image, split = (of[index] if of else None for of in (batch.images, batch.splits))
+            targets = {label.name: values.pop(label.name) for label in labels}
+            target = targets if len(targets) > 1 else targets[labels[0].name]
+            yield Example(key, target, image, split, values)  # type: ignore[arg-type]
 
-    Files that are needed twice are then read once. The first image decides for all of them.
+
+def select(batch: Batch, kept: Sequence[int]) -> Batch:
+    """Returns the examples of a batch that have these numbers."""
+
+    def chosen(values: Sequence[Any]) -> Sequence[Any]:
+        return [values[number] for number in kept] if values else ()
+
+    columns = {name: values.take(kept) for name, values in batch.columns.items()}
+    return batch._replace(
+        keys=chosen(batch.keys), columns=columns, images=chosen(batch.images), splits=chosen(batch.splits)
+    )
+
+
+def without(batch: Batch, bad: Collection[int]) -> Batch:
+    """Returns the examples of a batch that have none of these numbers."""
+    return select(batch, [number for number in range(len(batch.keys)) if number not in bad]) if bad else batch
+
+
+def prefetched(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yields batches, with image files of a bucket replaced by their content.
+
+    Files that are needed twice are then read once. The first image of a batch decides for all of them.
     """
-    examples = iter(examples)
-    before = []
-    for example in examples:
-        before.append(example)
-        if isinstance(example, Example):
-            break
-    if not before or not _remote_path(before[-1]):
-        yield from chain(before, examples)
-        return
-    for found in ordered_map(_prefetch, chain(before, examples), size=_size):
-        if isinstance(found, Exception):
+    for batch in batches:
+        if not batch.images or not _remote_path(batch.images[0]):
+            yield batch
+            continue
+        yield Batch([], {}, bad=batch.bad, left_out=batch.left_out, rounded=batch.rounded)
+        for first in range(0, len(batch.keys), _TOGETHER):
+            numbers = range(first, min(first + _TOGETHER, len(batch.keys)))
+            yield _with_content(select(batch, numbers)._replace(bad=(), left_out=0))
+
+
+def _with_content(batch: Batch) -> Batch:
+    images, bad = list[Any](), dict[int, BadExample]()
+    pairs = zip(batch.images, batch.keys, strict=True)
+    for number, found in enumerate(ordered_map(_read_image, pairs, size=_size)):
+        if isinstance(found, BadRecordError):
+            bad[number] = BadExample(found.name, found.reason)
+        elif isinstance(found, Exception):
             raise found
-        yield found
+        images.append(found)
+    return without(batch._replace(images=images), bad)._replace(bad=[*bad.values()])
 
 
-def _prefetch(example: Example | BadExample) -> Example | BadExample:
-    path = _remote_path(example)
-    if not path or not isinstance(example, Example):
-        return example
-    image, size, generation = example.image, 0, 0
-    if isinstance(image, Span):
-        size, generation = ~image.length, image.offset
-    try:
-        return example._replace(image=read_remote(path, example.key, size, generation))
-    except BadRecordError as error:
-        return BadExample(error.name, error.reason)
-
-
-def _size(example: Example | BadExample) -> int:
-    image = example.image if isinstance(example, Example) else None
+def _size(image: Any) -> int:
     return len(image) if isinstance(image, bytes) else 0
 
 
-def _remote_path(example: Example | BadExample) -> str:
-    """Returns the path of an example's image if that is a file in a bucket, else ""."""
-    image = example.image if isinstance(example, Example) else None
+def _read_image(image_and_key: tuple[Any, str]) -> Any:
+    image, key = image_and_key
+    if not (path := _remote_path(image)):
+        return image
+    size, generation = (~image.length, image.offset) if isinstance(image, Span) else (0, 0)
+    return read_remote(path, key, size, generation)
+
+
+def _remote_path(image: Any) -> str:
+    """Returns the path of an image if that is a file in a bucket, else ""."""
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
     text = remote_files.resolve(str(path)) if isinstance(path, str | Path) else ""
     return text if remote_files.is_remote(text) else ""

@@ -5,27 +5,38 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.labels import LARGEST_CLASS, LARGEST_FLOAT
+import numpy as np
+
+from shardline.components.preprocess.schema import labels, targets
+from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
+from shardline.components.preprocess.schema.targets import Fault
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, Types, open_table
-from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.time_split import TimeSplit, parse_time, time_feature
+from shardline.components.preprocess.sources.columns import Rows, Scan, TypedColumns, Types, open_table, typed
+from shardline.components.preprocess.sources.example import (
+    WHOLE_FILE,
+    BadExample,
+    Batch,
+    Example,
+    Span,
+    examples,
+    without,
+)
+from shardline.components.preprocess.sources.forms import TIME_PARTS, time_parts
+from shardline.components.preprocess.time_split import LEFT_OUT, TimeSplit, parse_times, time_feature
 from shardline.components.storage import remote_files
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
+from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature, Label
 
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
 _SCALARS = ("int64", "float32", "string")
 
-# Values of a column that says whether an example has a label; in CSV they may be words.
-_TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
+#: Types of columns of times, which become numbers.
+TIMES = ("time", "date")
 
 
 class TableRows:
@@ -57,6 +68,12 @@ class TableRows:
     ) -> None:
         self._name, self._columns, self._settings = name, columns, settings
         self._overrides = settings.columns if overrides is None else overrides
+        self._group = settings.features.get(settings.group, settings.group)
+        roles = {settings.features.get(role, role) for role in _ROLES}
+        columns.keep_text({*roles, self._group}, numbers=True)
+        wanted = _label_settings(name, columns.types, settings.features, settings.label)
+        self._wanted, self._targets = wanted, [column for setting in wanted for column in setting.columns]
+        columns.keep_text(self._targets, numbers=False)
         types, time = columns.types, settings.split_by_time
         for column, kind in self._overrides.items():
             if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
@@ -65,13 +82,12 @@ class TableRows:
                     f"--column {column}={kind} (columns in a pipeline) names a column of {name!r} that "
                     f"{found}; correct its values, or the type"
                 )
-        self._wanted = _label_settings(name, types, settings.features, settings.label)
-        self._targets = [column for setting in self._wanted for column in setting.columns]
         if time and time not in types:
             raise SourceError(
                 f"{name!r} has no column {time!r} to split by, it has {printable(', '.join(types))[:300]}"
             )
         self._names = self._feature_columns({o: t for o, t in settings.features.items() if o != LABEL})
+        self._check_forms()
         self._check_types(images)
         self.integer_texts = [
             ours for ours, theirs in self._names.items() if types[theirs] != self._type(theirs) == "string"
@@ -82,84 +98,142 @@ class TableRows:
                 f"{name!r} has a feature {self._time_feature!r}, as which the times of {time!r} are stored; "
                 "rename it, or name the columns to use with features"
             )
-        features = [_feature(ours, self._type(t)) for ours, t in self._names.items() if ours not in _ROLES]
-        self.features = (*features, *([Feature(self._time_feature, "int64")] if time else []))
+        self.features = tuple(self._declared())
+
+    def _declared(self) -> Iterator[Feature]:
+        for ours, theirs in self._names.items():
+            if self._columns.types[theirs] in TIMES:
+                yield from (
+                    Feature(name, "float32") for name in _part_names(ours, self._columns.types[theirs])
+                )
+            elif ours not in _ROLES:
+                yield _feature(ours, self._type(theirs))
+        if self._time_feature:
+            yield Feature(self._time_feature, "int64")
 
     @functools.cached_property
     def labels(self) -> Sequence[Label]:
         """The labels to predict; the column of a class is read for the names."""
-        return labels.find_labels(self._wanted, self._columns.types, self._values)
+        return targets.find_labels(self._wanted, self._columns.types, self._columns.values)
+
+    @functools.cached_property
+    def _splits(self) -> TimeSplit | None:
+        time, settings = self._settings.split_by_time, self._settings
+        if not time:
+            return None
+        times = (self._times(values) for values in self._columns.values(time))
+        return TimeSplit(time, settings.split, settings.split_gap, self._time_feature, times)
+
+    def report(self) -> None:
+        """Reports how columns are read, and which rows are left out."""
+        self._report_forms()
+        if self._splits and self._splits.left_out:
+            count = self._splits.left_out
+            report("preprocess", f"{count:,} rows are left out: in the gap before validation or test")
+
+    @property
+    def scan(self) -> Scan:
+        """Facts about the columns."""
+        return self._columns.scan
+
+    @property
+    def batch_count(self) -> int:
+        """Number of batches that can be read apart from each other; 0 where there are images to locate."""
+        return 0 if "image" in self._names else self._columns.scan.batches
+
+    def batches(self, numbers: Iterator[int] | None = None) -> Iterator[Batch]:
+        """Yields the examples batch by batch; only some batches, whose numbers ascend."""
+        time = self._settings.split_by_time
+        theirs = [*self._targets, *self._names.values(), *([time] if time else [])]
+        for rows in self._columns.batches([*dict.fromkeys(theirs)], numbers):
+            yield self._batch(rows)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        time, extra, checks = self._settings.split_by_time, self._columns.row_metadata, self._checks()
-        shares, gap = self._settings.split, self._settings.split_gap
-        splits = TimeSplit(time, shares, gap, self._time_feature, self._values(time)) if time else None
-        read = _label_reader(self._wanted, self.labels, self._columns.types)
-        self._report_text_columns()
-        known = {*self._overrides, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
-        # Columns that may be text because of malformed numbers.
-        malformed = labels.MalformedValues(
-            ours
-            for ours, theirs in self._names.items()
-            if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
-        )
-        floats = [theirs for _, theirs, kind in checks if kind == "float32"]
-        theirs = [*self._targets, *self._names.values(), *([time] if time else []), *extra]
-        first, last = len(self._targets), len(self._targets) + len(self._names)
-        batches = labels.report_rounding(self._columns.batches(theirs), floats)
-        rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
-        for number, row in enumerate(rows, start=1):
-            metadata = dict(zip(extra, row[len(row) - len(extra) :], strict=True))
-            values = dict(zip(self._names, row[first:last], strict=True))
-            for feature in self.integer_texts:
-                values[feature] = None if values[feature] is None else str(values[feature])
-            malformed.inspect(number, values)
-            name, split = self._row_name(metadata.get(ROW) or f"row {number}", values), metadata.get(SPLIT)
-            try:
-                for fault in filter(None, (metadata.get(FAULT), *map(_fault, row, checks))):
-                    raise ValueError(fault)
-                key, image = self._roles(name, values)
-                at = parse_time(row[last], self._time_feature) if time else 0
-                if at is None:
-                    raise ValueError(f"has no time in column {time!r}")
-                label = read(row[:first])
-            except ValueError as fault:
-                yield BadExample(f"{self._name} {name}", str(fault))
-                continue
-            if splits and (split := splits.split(at)) is None:
-                continue
-            values |= self._missing(values) | ({self._time_feature: at} if time else {})
-            yield Example(key, label, image, split, values)
-        if splits and splits.left_out:
-            report(
-                "preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test"
-            )
-        self.malformed = malformed.columns()
+        self.report()
+        return examples(self.batches(), self.labels)
 
-    def _roles(self, name: str, values: dict[str, Any]) -> tuple[str, Span | bytes | None]:
-        """Removes key and image from the values of a row; ValueError says what is wrong with them."""
-        key = str(values.pop("key")) if "key" in values else name
-        if "key" in self._names and not key.isprintable():
-            raise ValueError(f"has a key that is not printable text in column {self._names['key']!r}")
-        return key, self._image(values.pop("image")) if "image" in values else None
+    def _batch(self, rows: Rows) -> Batch:
+        columns, faults = self._targets_of(rows)
+        for ours, theirs in self._names.items():
+            values, kind = rows.columns[theirs], self._type(theirs)
+            faults += list(_find_faults(ours, theirs, kind, values))
+            if ours not in _ROLES:
+                columns |= _features_of(ours, kind, values)
+        keys, images = self._keys(rows, columns), list[Any]()
+        if "key" in self._names:
+            column = self._names["key"]
+            keys = [str(key) for key in rows.columns[column].to_pylist()]
+            unprintable = np.array([not key.isprintable() for key in keys], bool)
+            reason = f"has a key that is not printable text in column {column!r}"
+            faults.append(Fault(unprintable, lambda _: reason))
+        splits: Sequence[str | None] = [rows.split] * rows.size if rows.split else ()
+        if self._splits:
+            times = self._times(rows.columns[time := self._settings.split_by_time])
+            faults.append(Fault(times.is_null().to_numpy(False), lambda _: f"has no time in column {time!r}"))
+            splits = self._splits.assign(times)
+            columns[self._time_feature] = times
+        bad = faults_by_row(faults, rows)
+        if "image" in self._names:
+            images = rows.columns[self._names["image"]].to_pylist()
+            self._locate(images, bad, rows)
+        found = Batch(keys, columns, images, splits, rounded=_rounded(columns))
+        left_out = [index for index, split in enumerate(splits) if split == LEFT_OUT] if self._splits else []
+        if not bad and not left_out:
+            return found
+        names = [BadExample(f"{self._name} {self._row_name(rows, i)}", bad[i]) for i in sorted(bad)]
+        left_out = [index for index in left_out if index not in bad]
+        return without(found, {*bad, *left_out})._replace(bad=names, left_out=len(left_out))
 
-    def _checks(self) -> Sequence[tuple[str, str, str]]:
-        """Returns Shardline's name, the column and the type of each value of a row, for `_fault`."""
-        targets = []
+    def _locate(self, images: list[Any], bad: dict[int, str], rows: Rows) -> None:
+        """Replaces values of the column image by images, except those of rows that are bad, or become so."""
+        for index, value in enumerate(images):
+            if index not in bad:
+                try:
+                    images[index] = self._image(value, rows)
+                except ValueError as fault:
+                    bad[index] = str(fault)
+
+    def _targets_of(self, rows: Rows) -> tuple[dict[str, Any], list[Fault]]:
+        columns, faults = dict[str, Any](), list[Fault]()
         for setting, label in zip(self._wanted, self.labels, strict=True):
-            lists = label.kind == MULTILABEL and len(setting.columns) == 1
-            kind = "strings" if lists else "float32" if label.kind == REGRESSION else ""
-            targets += [(LABEL, column, kind or self._type(column)) for column in setting.columns]
-        return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
+            values = [rows.columns[column] for column in setting.columns]
+            columns[label.name], found = targets.encode(label, setting, values)
+            faults += found
+        return columns, faults
 
-    def _report_text_columns(self) -> None:
-        gaps = "gaps, and whole numbers that are not exact as 32-bit floats"
-        why, codes = {self._names[ours]: gaps for ours in self.integer_texts}, self._columns.codes
-        for column in codes.keys() & {*self._targets, *self._names.values()}:
-            why[column] = f"{printable(repr(codes[column]))[:60]}, which a number would change"
-        for column in sorted(why):
-            instead = f"--column {column}=number (columns in a pipeline) makes it a number"
-            report("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
+    def _times(self, values: Any) -> Any:
+        return parse_times(values, self._time_feature)
+
+    def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
+        """Returns the keys of rows without a column key."""
+        return rows.keys or list(map(rows.name, range(rows.size)))
+
+    def _row_name(self, rows: Rows, index: int) -> str:
+        """Returns the name of a row in messages."""
+        return rows.name(index)
+
+    def _image(self, value: Any, rows: Rows) -> Any:
+        """Returns the image of a value in the column image; ValueError if it has none."""
+        return value
+
+    def _check_forms(self) -> None:
+        """Raises SourceError where texts of a column in use are neither numbers nor words."""
+        used = {*self._targets, *self._names.values()} - {self._group}
+        for column, form in self._columns.scan.forms.items():
+            if form.fault and column in used:
+                raise SourceError(form.fault)
+
+    def _report_forms(self) -> None:
+        for column in dict.fromkeys([*self._targets, *self._names.values()]):
+            form = self._columns.scan.forms.get(column)
+            if form and form.note:
+                report("preprocess", form.note)
+        for column in sorted(self._names[ours] for ours in self.integer_texts):
+            report(
+                "preprocess",
+                f"column {column!r} is text, since it has gaps, and whole numbers that are not exact as "
+                f"32-bit floats; --column {column}=number (columns in a pipeline) makes it a number",
+            )
 
     def _feature_columns(self, features: Mapping[str, str]) -> dict[str, str]:
         """Returns the columns of features by Shardline's names: the selected ones, or all others."""
@@ -193,29 +267,9 @@ class TableRows:
     def _type(self, column: str) -> str:
         """Returns the type in which a column is stored; whole numbers with gaps are floats, or text."""
         kind, whole = self._columns.types[column], (*self._targets, self._names.get("key"))
-        if kind != "int64" or column not in self._columns.gaps or column in whole:
+        if kind != "int64" or column not in self._columns.scan.gaps or column in whole:
             return kind
-        return "string" if column in self._columns.wide else "float32"
-
-    def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the placeholders of features without a value: NaN, or an empty text."""
-        found = {}
-        for ours in (ours for ours, value in values.items() if value is None):
-            feature = _feature(ours, self._type(self._names[ours]))
-            placeholder = math.nan if feature.dtype == "float32" else ""
-            found[ours] = [placeholder] * (feature.shape[0] or 0) if feature.shape else placeholder
-        return found
-
-    def _values(self, column: str) -> Iterator[Any]:
-        return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
-
-    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
-        """Returns the name of a row in messages, also its key without a column key, from its position."""
-        return position
-
-    def _image(self, value: Any) -> Any:
-        """Returns the image of a value in the column image; ValueError if it has none."""
-        return value
+        return "string" if column in self._columns.scan.wide else "float32"
 
     def _check_types(self, images: Sequence[str]) -> None:
         types = self._columns.types
@@ -224,10 +278,10 @@ class TableRows:
             what = f"column {theirs!r} of {self._name!r} is {types[theirs]}"
             if types[theirs] not in fitting.get(ours, (types[theirs],)):
                 raise SourceError(f"{what}; as {ours}, {' or '.join(fitting[ours])} is needed")
-            if ours not in fitting and _feature("", types[theirs]).dtype not in _SCALARS:
+            if ours not in fitting and _feature("", types[theirs]).dtype not in (*_SCALARS, *TIMES):
                 raise SourceError(
-                    f"{what}; only whole numbers, floats, booleans and text can be used: convert it, or name "
-                    "the columns to use with features"
+                    f"{what}; only whole numbers, floats, booleans, times and text can be used: convert it, "
+                    "or name the columns to use with features"
                 )
 
 
@@ -247,39 +301,66 @@ def _label_settings(
     return wanted
 
 
-def _label_reader(
-    wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
-) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function of a row to the label of an Example; ValueError says what is wrong with it."""
-    parts = [
-        (label, of.columns, types[of.columns[0]], {name: i for i, name in enumerate(label.class_names)})
-        for of, label in zip(wanted, found, strict=True)
-    ]
+def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
+    """Returns why rows cannot be used, the first reason of each, by their index."""
+    found = dict(rows.faults)
+    for fault in faults:
+        for index in np.flatnonzero(fault.mask).tolist() if fault.mask.any() else ():
+            found.setdefault(index, fault.reason(index))
+    return found
 
-    def read(row: Sequence[Any]) -> Any:
-        start, targets = 0, {}
-        for label, columns, kind, index in parts:
-            width = len(columns)
-            values = row[start : start + width]
-            start += width
-            value = values[0] if width == 1 else values
-            if label.kind == CLASS:
-                value = index.get(str(value), -1)
-                if value < 0:
-                    raise ValueError(
-                        f"has label {values[0]} in column {columns[0]!r}, out of range 0..{LARGEST_CLASS:,}"
-                    )
-            elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
-                value = labels.split_names(value)
-            elif label.kind == MULTILABEL:
-                value = [_TRUTHS.get(flag.lower() if isinstance(flag, str) else flag) for flag in values]
-                if None in value:
-                    bad = value.index(None)
-                    raise ValueError(f"has {values[bad]!r} in column {label.outputs[bad]!r}, not 0 or 1")
-            targets[label.name] = value
-        return targets[LABEL] if len(targets) == 1 else targets
 
-    return read
+def _part_names(name: str, kind: str) -> list[str]:
+    """Returns the features of a column of times; a date has no hour."""
+    return [f"{name} {part}" for part in TIME_PARTS if kind == "time" or part != "hour"]
+
+
+def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fault]:
+    """Yields what is wrong with some values of a column."""
+    import pyarrow.compute as pc
+
+    if ours in _OWN or kind.startswith("int64"):
+        absent = values.is_null()
+        if str(values.type) in ("string", "binary"):
+            absent = pc.or_kleene(absent, pc.equal(pc.binary_length(values), 0))
+        absent = pc.fill_null(absent, True).to_numpy(False)
+        yield Fault(absent, lambda _: f"has no value in column {theirs!r}")
+    if kind == "float32":
+        numbers = typed(values, kind).to_numpy(False)
+        with np.errstate(invalid="ignore"):
+            large = np.abs(numbers) > LARGEST_FLOAT
+        what = f"in column {theirs!r}, not a number that 32 bits can hold"
+        yield Fault(large, lambda index: f"has {numbers[index]} {what}")
+
+
+def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
+    """Returns the values of a column as those of its features, with NaN or "" where there is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if kind in TIMES:
+        parts = time_parts(name, values)
+        return {part: parts[part] for part in _part_names(name, kind)}
+    values = typed(values, kind)
+    if values.null_count and not kind.startswith("int64"):
+        feature = _feature(name, kind)
+        placeholder = math.nan if feature.dtype == "float32" else ""
+        filling = [placeholder] * (feature.shape[0] or 0) if feature.shape else placeholder
+        values = pc.if_else(values.is_valid(), values, pa.scalar(filling, values.type))
+    return {name: values}
+
+
+def _rounded(columns: Mapping[str, Any]) -> list[str]:
+    """Returns the columns of numbers in which different ones are equal in 32 bits."""
+    found = []
+    for name, values in columns.items():
+        if str(values.type) == "double":
+            ordered = np.sort(values.to_numpy(False))
+            with np.errstate(over="ignore"):
+                stored = ordered.astype(np.float32)
+            if ((stored[1:] == stored[:-1]) & (ordered[1:] != ordered[:-1])).any():
+                found.append(name)
+    return found
 
 
 class Table(TableRows):
@@ -293,12 +374,14 @@ class Table(TableRows):
         SourceError: The file cannot be read, is empty, or lacks one of the columns.
     """
 
-    def __init__(self, path: str, settings: PreprocessSettings, overrides: Types) -> None:
-        columns, self._root = open_table(path, overrides)
+    def __init__(
+        self, path: str, settings: PreprocessSettings, overrides: Types, scan: Scan | None = None
+    ) -> None:
+        columns, self._root = open_table(path, overrides, scan)
         super().__init__(remote_files.resolve(path), columns, settings, ("string",), overrides)
         self.has_keys = "key" in self._names
 
-    def _image(self, value: str) -> Span:
+    def _image(self, value: str, rows: Rows) -> Span:
         return inside(self._root, value, "has an image outside the table's directory")
 
 
@@ -314,17 +397,3 @@ def _feature(name: str, kind: str) -> Feature:
     """Returns the feature of a type, possibly of a vector, such as float32[3]."""
     dtype, _, width = kind.partition("[")
     return Feature(name, dtype, (int(width[:-1]),) if width else ())
-
-
-def _fault(value: Any, check: tuple[str, str, str]) -> str:
-    """Returns what is wrong with one value of a row, or ""."""
-    ours, theirs, kind = check
-    if value is None and ours not in _OWN and kind != "int64":
-        return ""
-    if value is None or (value in ("", b"") and ours in _OWN and kind != "strings"):
-        return f"has no value in column {theirs!r}"
-    if kind == "float32" and ours == LABEL and not math.isfinite(value):
-        return f"has {value} in column {theirs!r}, which is to be predicted, not a finite number"
-    if kind == "float32" and not math.isnan(value) and not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:
-        return f"has {value} in column {theirs!r}, not a number that 32 bits can hold"
-    return ""
