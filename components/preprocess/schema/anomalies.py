@@ -174,8 +174,8 @@ def _column_check(field: Field, schema: Schema, kind: str) -> _Check:
     if is_list:
         return partial(_list_faults, field)
     if kind in ("string", "name") and field.type in (STRING, ANY):
-        return partial(_text_faults, field, pa.array(schema.missing, pa.string()))
-    return _number_check(field, schema, kind)
+        return partial(_text_faults, field, schema.missing)
+    return partial(_number_faults, field, schema, kind)
 
 
 def _vector_faults(check: _Check, size: int, vectors: pa.Array) -> Iterator[_Fault]:
@@ -193,7 +193,7 @@ def _list_faults(field: Field, values: pa.Array) -> Iterator[_Fault]:
         yield "enum", f"some of {_listed(field)}", mask
 
 
-def _text_faults(field: Field, missing: pa.Array, values: pa.Array) -> Iterator[_Fault]:
+def _text_faults(field: Field, missing: Sequence[str], values: pa.Array) -> Iterator[_Fault]:
     absent, lengths = _is_in(values, missing), pc.utf8_length(values).to_numpy()
     for word, limit in field.constraints.items():
         if word == "enum":
@@ -208,42 +208,27 @@ def _text_faults(field: Field, missing: pa.Array, values: pa.Array) -> Iterator[
     yield MISSING, "a value", absent
 
 
-def _number_check(field: Field, schema: Schema, kind: str) -> _Check:
-    """Returns the check of numbers, or of texts that should be numbers."""
-    is_text = kind in ("string", "name")
-    missing = np.array([number for number in map(_number, schema.missing) if not math.isnan(number)])
-    none = [*schema.missing, *NO_VALUES]
-    names = _TRUTHS if field.type == BOOLEAN else {}
-    checks = list(_number_rules(field, "" if is_text else kind))
-
-    def check(values: pa.Array) -> Iterator[_Fault]:
-        if is_text:
-            absent = _is_in(values, none) | _is_in(pc.utf8_trim_whitespace(values), none)
-            distinct = values.dictionary_encode()
-            found = np.array([_number(text, names) for text in distinct.dictionary.to_pylist()], np.float64)
-            numbers = found[distinct.indices.to_numpy()]
-            yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
-        else:
-            numbers = values.to_numpy()
-            absent = np.isnan(numbers) | np.isin(numbers, missing)
-        for problem, expected, is_wrong in checks:
-            yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
-        if kind == "string":
-            yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
-        yield MISSING, "a value", absent
-
-    return check
+def _number_faults(field: Field, schema: Schema, kind: str, values: pa.Array) -> Iterator[_Fault]:
+    """Yields the problems of numbers, or of texts that should be numbers."""
+    if is_text := kind in ("string", "name"):
+        none = [*schema.missing, *NO_VALUES]
+        absent = _is_in(values, none) | _is_in(pc.utf8_trim_whitespace(values), none)
+        names, distinct = _TRUTHS if field.type == BOOLEAN else {}, values.dictionary_encode()
+        found = np.array([_number(text, names) for text in distinct.dictionary.to_pylist()], np.float64)
+        numbers = found[distinct.indices.to_numpy()]
+        yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
+    else:
+        numbers = values.to_numpy()
+        absent = np.isnan(numbers) | np.isin(numbers, list(map(_number, schema.missing)))
+    for problem, expected, mask in _limit_faults(field, "" if is_text else kind, numbers):
+        yield problem, expected, ~absent & ~np.isnan(numbers) & mask
+    if kind == "string":
+        yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
+    yield MISSING, "a value", absent
 
 
-def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
-    """Yields the problem, what is expected, and the check of an array; its missing values are ignored."""
-    if field.type == STRING:
-        yield TYPE, _EXPECTED[STRING], lambda numbers: np.ones(len(numbers), bool)
-        return
-    if field.type == BOOLEAN:
-        yield TYPE, _EXPECTED[BOOLEAN], lambda numbers: ~np.isin(numbers, (0, 1))
-    if field.type == INTEGER and kind != "int64":
-        yield TYPE, _EXPECTED[INTEGER], lambda numbers: (numbers != np.floor(numbers)) | np.isinf(numbers)
+def _limit_faults(field: Field, kind: str, numbers: npt.NDArray[Any]) -> Iterator[_Fault]:
+    """Yields the problems of numbers; of those of missing values, which are ignored, too."""
 
     # The limits as written and as rounded to 32 bits.
     def allowed(*limits: float) -> npt.NDArray[np.float64]:
@@ -251,17 +236,20 @@ def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[
         with np.errstate(over="ignore"):
             return np.concatenate([exact, exact.astype(np.float32)]) if kind == "float32" else exact
 
-    if "minimum" in field.constraints:
-        least = field.constraints["minimum"]
-        low = allowed(least).min()
-        yield "minimum", f"at least {least}", lambda numbers: numbers < low
-    if "maximum" in field.constraints:
-        most = field.constraints["maximum"]
-        high = allowed(most).max()
-        yield "maximum", f"at most {most}", lambda numbers: numbers > high
-    if "enum" in field.constraints:
-        known = allowed(*field.constraints["enum"])
-        yield "enum", f"one of {_listed(field)}", lambda numbers: ~np.isin(numbers, known)
+    if field.type == STRING:
+        yield TYPE, _EXPECTED[STRING], np.ones(len(numbers), bool)
+        return
+    if field.type == BOOLEAN:
+        yield TYPE, _EXPECTED[BOOLEAN], ~np.isin(numbers, (0, 1))
+    if field.type == INTEGER and kind != "int64":
+        yield TYPE, _EXPECTED[INTEGER], (numbers != np.floor(numbers)) | np.isinf(numbers)
+    for word, limit in field.constraints.items():
+        if word == "minimum":
+            yield word, f"at least {limit}", numbers < allowed(limit).min()
+        elif word == "maximum":
+            yield word, f"at most {limit}", numbers > allowed(limit).max()
+        elif word == "enum":
+            yield word, f"one of {_listed(field)}", ~np.isin(numbers, allowed(*limit))
 
 
 def _number(value: str, others: Mapping[str, float] = {}) -> float:

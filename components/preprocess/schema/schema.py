@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,6 @@ TYPES: Mapping[str, str] = {STRING: "text", INTEGER: "integer", NUMBER: "number"
 
 #: Shardline's own property of a field: the largest share of examples without a value.
 MAX_MISSING = "shardline:maxMissing"
-
-#: Constraints that each type can have.
-_NUMBER_CONSTRAINTS = ("required", "minimum", "maximum", "enum")
-CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
-    NUMBER: _NUMBER_CONSTRAINTS,
-    INTEGER: _NUMBER_CONSTRAINTS,
-    STRING: ("required", "enum", "pattern", "minLength", "maxLength"),
-    BOOLEAN: ("required",),
-    LIST: ("required", "enum"),
-    ANY: ("required",),
-}
 
 #: Most bytes of a file.
 _LARGEST = 16 << 20
@@ -51,7 +40,7 @@ class Field:
 
     Attributes:
         name: Name of a feature, of a label, or "key".
-        type: One of those in `CONSTRAINTS`.
+        type: One of those in `_CONSTRAINTS`.
         constraints: Constraints of Table Schema, by name.
         max_missing: Largest share of examples without a value, 0..1.
     """
@@ -112,13 +101,13 @@ def _field(content: Any, where: str) -> Field:
     _check_known(content, _FIELD_PROPERTIES, "property", where)
     if name == "image":
         raise SettingsError(f"{where}: images are checked by check_images, not by a schema; leave it out")
-    if not isinstance(kind, str) or kind not in CONSTRAINTS:
-        raise SettingsError(f"{where} is of the unknown type {kind!r}; known: {', '.join(CONSTRAINTS)}")
+    if not isinstance(kind, str) or kind not in _CONSTRAINTS:
+        raise SettingsError(f"{where} is of the unknown type {kind!r}; known: {', '.join(_CONSTRAINTS)}")
     if not isinstance(constraints, dict):
         raise SettingsError(f'{where}: constraints must be an object, such as {{"minimum": 0}}')
-    _check_known(constraints, CONSTRAINTS[kind], f"constraint of a {kind}", where)
+    _check_known(constraints, _CONSTRAINTS[kind], f"constraint of a {kind}", where)
     for word, value in constraints.items():
-        is_right, what = _FORMS[kind if word == "enum" else word]
+        is_right, what = _CONSTRAINTS[kind][word]
         if not is_right(value):
             raise SettingsError(f"{where}: {word} must be {what}, not {printable(repr(value))[:60]}")
     for low, high in (("minimum", "maximum"), ("minLength", "maxLength")):
@@ -132,7 +121,7 @@ def _field(content: Any, where: str) -> Field:
     return Field(name, kind, constraints, most)
 
 
-def _check_known(found: Iterable[str], known: tuple[str, ...], what: str, where: str) -> None:
+def _check_known(found: Iterable[str], known: Collection[str], what: str, where: str) -> None:
     for word in found:
         if word not in known:
             raise SettingsError(
@@ -174,17 +163,17 @@ def _is_list(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _NUMBERS = (_is_list(_is_number), "a list of numbers, one or more")
 _TEXTS = (_is_list(_is_text), "a list of texts, one or more")
+_NUMBER = (_is_number, "a number")
 _LENGTH = (lambda value: type(value) is int and value >= 0, "a whole number from 0")
-#: Check of a constraint's value, and its description; for an enum, by the type of the field.
-_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "required": (lambda value: isinstance(value, bool), "true or false"),
-    "minimum": (_is_number, "a number"),
-    "maximum": (_is_number, "a number"),
-    "pattern": (_is_pattern, "a regular expression of RE2 (github.com/google/re2/wiki/Syntax)"),
-    "minLength": _LENGTH,
-    "maxLength": _LENGTH,
-    NUMBER: _NUMBERS,
-    INTEGER: _NUMBERS,
-    STRING: _TEXTS,
-    LIST: _TEXTS,
+_PATTERN = (_is_pattern, "a regular expression of RE2 (github.com/google/re2/wiki/Syntax)")
+_BASE = {"required": (lambda value: isinstance(value, bool), "true or false")}
+_OF_NUMBERS = {**_BASE, "minimum": _NUMBER, "maximum": _NUMBER, "enum": _NUMBERS}
+#: Constraints that each type can have: the check of a value, and its description.
+_CONSTRAINTS: Mapping[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    NUMBER: _OF_NUMBERS,
+    INTEGER: _OF_NUMBERS,
+    STRING: {**_BASE, "enum": _TEXTS, "pattern": _PATTERN, "minLength": _LENGTH, "maxLength": _LENGTH},
+    BOOLEAN: _BASE,
+    LIST: {**_BASE, "enum": _TEXTS},
+    ANY: _BASE,
 }
