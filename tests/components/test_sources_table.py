@@ -311,9 +311,22 @@ def test_a_type_that_the_values_have_not_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("delimiter", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16"), (",", "utf-16")])
 def test_other_delimiters_and_encodings(tmp_path: Path, delimiter: str, encoding: str) -> None:
-    lines = ["x|näme|label", '1|"a,;\tb"|a', "2|ü|b"]
+    lines = ['"x"| näme |label', '1|"a,;\tb"|a', "2|ü|b"]
     source = table(tmp_path, "\r\n".join(lines).replace("|", delimiter).encode(encoding))
     assert [dict(one.features) for one in read(source)] == [{"x": 1, "näme": "a,;\tb"}, {"x": 2, "näme": "ü"}]
+
+
+def test_keys_and_groups_are_text_whatever_dates_or_numbers_they_look_like(tmp_path: Path) -> None:
+    text = "id;when;label\n1,5;01/02/2024;a\n2,5;03/04/2024;b\n"
+    source = table(tmp_path, text, features={"key": "when"}, group="id")
+    assert [(one.key, dict(one.features)) for one in read(source)] == [
+        ("01/02/2024", {"id": "1,5"}),
+        ("03/04/2024", {"id": "2,5"}),
+    ]
+    with pytest.raises(
+        SourceError, match="column 'when' has dates such as '01/02/2024', where the day or the"
+    ):
+        table(tmp_path, text)
 
 
 def test_classes_below_zero(tmp_path: Path) -> None:

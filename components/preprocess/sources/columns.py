@@ -6,6 +6,7 @@ its delimiter and encoding, and unclosed quotes that swallow rows.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
@@ -267,7 +268,7 @@ class TypedColumns:
         changed = {
             name
             for name, form in self.scan.forms.items()
-            if name in names and (form.kind == "time" or (numbers and form.decimal))
+            if name in names and (form.kind == "time" or (numbers and (form.decimal or form.fault)))
         }
         types = {name: "string" if name in changed else kind for name, kind in self.types.items()}
         kept = {name: form for name, form in self.scan.forms.items() if name not in changed}
@@ -460,7 +461,8 @@ class DecodedText(io.RawIOBase):
     """
 
     def __init__(self, file: Any, columns: int = 0) -> None:
-        self._file, block = file, file.read(_BLOCK)
+        # Not left to Arrow, which takes quotes after the mark for a part of the first name.
+        self._file, block = file, bytes(file.read(_BLOCK)).removeprefix(codecs.BOM_UTF8)
         encoding = _BYTE_ORDER_MARKS.get(bytes(block[:2]), "utf-8")
         text = re.sub('"[^"]*"', "", block.decode(encoding, "replace"))
         self.encoding, self.delimiter = encoding[:6].rstrip("-"), _find_delimiter(text.split("\n")[:20])
@@ -594,8 +596,6 @@ def _csv_header(path: str) -> dict[str, str]:
         text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, "replace", newline="")
         lines = csv.reader(text, delimiter=stream.delimiter)
         header = next((line for line in lines if line), [])
-        if header:
-            header[0] = header[0].removeprefix("\ufeff")
     names = [name.strip() for name in header]
     for name in names:
         if not name:

@@ -68,9 +68,9 @@ class TableRows:
     ) -> None:
         self._name, self._columns, self._settings = name, columns, settings
         self._overrides = settings.columns if overrides is None else overrides
-        self._group = settings.features.get(settings.group, settings.group)
+        group = settings.features.get(settings.group, settings.group)
         roles = {settings.features.get(role, role) for role in _ROLES}
-        columns.keep_text({*roles, self._group}, numbers=True)
+        columns.keep_text({*roles, group}, numbers=True)
         wanted = _label_settings(name, columns.types, settings.features, settings.label)
         self._wanted, self._targets = wanted, [column for setting in wanted for column in setting.columns]
         columns.keep_text(self._targets, numbers=False)
@@ -218,7 +218,7 @@ class TableRows:
 
     def _check_forms(self) -> None:
         """Raises SourceError where texts of a column in use are neither numbers nor words."""
-        used = {*self._targets, *self._names.values()} - {self._group}
+        used = {*self._targets, *self._names.values()}
         for column, form in self._columns.scan.forms.items():
             if form.fault and column in used:
                 raise SourceError(form.fault)
