@@ -178,12 +178,10 @@ def _check_names(column: str, distinct: set[str], rows: int, values: _Values) ->
         )
     # So many texts that nearly every row would be a class of its own.
     if len(distinct) > FEW and len(distinct) > rows / 2:
-        comma = all(is_number(name.replace(",", ".")) for name in distinct)
         raise SourceError(
             f"column {column!r} has {len(distinct):,} different texts in {rows:,} rows, such as "
-            f"{printable(repr(min(distinct)))[:60]}, which are hardly names of classes; "
-            + ("write numbers with a point, not a comma" if comma else "name another column")
-            + f", or say that they are with label=class:{column}"
+            f"{printable(repr(min(distinct)))[:60]}, which are hardly names of classes; name another column, "
+            f"or say that they are with label=class:{column}"
         )
 
 
