@@ -206,23 +206,13 @@ def _matrix(columns: Sequence[tuple[str, pa.Array, int]]) -> pa.BinaryArray:
     import numpy as np
 
     rows = len(columns[0][1]) // columns[0][2]
-    template, offsets = b"", []
-    for name, _, size in columns:
-        template += head(name, 4 * size, _TAG_2)
-        offsets.append(len(template))
-        template += bytes(4 * size)
-    data = bytearray(template * rows)
-    kind = np.dtype(
-        {
-            "names": [f"{index}" for index in range(len(columns))],
-            "formats": [("<f4", (size,)) for _, _, size in columns],
-            "offsets": offsets,
-            "itemsize": len(template),
-        }
-    )
-    table = np.frombuffer(data, kind)
-    for index, (_, values, size) in enumerate(columns):
-        table[f"{index}"] = values.to_numpy(zero_copy_only=False).reshape(rows, size)
+    template = b"".join(head(name, 4 * size, _TAG_2) + bytes(4 * size) for name, _, size in columns)
+    data, place = bytearray(template) * max(rows, 1), 0  # no array begins in no bytes
+    for name, values, size in columns:
+        place += len(head(name, 4 * size, _TAG_2))
+        table = np.ndarray((rows, size), "<f4", data, place, (len(template), 4))
+        table[:] = values.to_numpy(zero_copy_only=False).reshape(rows, size)
+        place += 4 * size
     return _binary(np.arange(rows + 1) * len(template), data)
 
 
