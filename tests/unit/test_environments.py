@@ -168,10 +168,10 @@ def test_other_launchers(variables, name, hosts, origin):
         (SBATCH, "SLURM_NTASKS is '3', .*; start the program with srun, or set SHARDLINE_HOSTS=localhost"),
         ({"SHARDLINE_HOSTS": "n[1-2]"}, "HOSTS is 'n.1-2.', .* is not known; set TF_CONFIG for each task"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is '2', .*; set TF_CONFIG for each task"),
-        # mpirun has started its daemons as a step of Slurm, with a task a node
+        # mpirun has started its daemons as a step of Slurm
         (
-            {"OMPI_COMM_WORLD_SIZE": "4", **step(0)},
-            "Slurm job 12, 3 tasks .*, but OMPI_COMM_WORLD_SIZE is '4'",
+            {"OMPI_COMM_WORLD_SIZE": "4", **step(0, "n1", "2", 2)},
+            "disagree: Slurm job 12, 2 tasks on n1, but OMPI_COMM_WORLD_SIZE is '4'",
         ),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK is '1'"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE is '2'"),  # MPICH, Intel MPI
