@@ -86,7 +86,9 @@ def test_other_texts_stay_and_those_like_numbers_are_reported(texts: list[str]) 
     assert form.note.startswith("warning: column 'x' is text") == any(map(str.isdigit, texts[0]))
 
 
-@pytest.mark.parametrize("code", ["00123", "0x1f", "+49", "12E4", "12345678901234567890", "-01", "007,5"])
+@pytest.mark.parametrize(
+    "code", ["00123", "0x1f", "+49", "12E4", "12345678901234567890", "-01", "007,5", "-00.5"]
+)
 def test_a_code_keeps_its_column_text(code: str) -> None:
     for others in (["1"], ["1"] * 3000):
         form = scan([*others, code, "1"], step=999)

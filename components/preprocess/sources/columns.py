@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from shardline.components.preprocess.schema.labels import is_number
-from shardline.components.preprocess.sources.forms import Form, TextScan
+from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
@@ -32,9 +32,6 @@ Types = Mapping[str, str]
 
 #: No types are overrides of any column.
 NO_TYPES: Types = MappingProxyType({})
-
-#: Whole numbers up to this one are exact as floats of 32 bits.
-EXACT = 1 << 24
 
 #: Bytes that are read at a time, about, and the most of one row.
 BATCH_BYTES, _LARGEST_ROW = 1 << 22, 1 << 26
@@ -238,11 +235,6 @@ def override_type(kind: str, override: str) -> str:
     """Returns the type of a column that a file or a database declares, with an override of `COLUMN_TYPES`."""
     fits = kind in COLUMN_TYPES.values() or override == "text"
     return COLUMN_TYPES.get(override, kind) if fits else kind
-
-
-def is_wide(least: int | None, largest: int | None) -> bool:
-    """Returns whether some whole numbers between these are not exact as floats of 32 bits."""
-    return max(abs(least or 0), abs(largest or 0)) > EXACT
 
 
 class TypedColumns:

@@ -17,8 +17,8 @@ import numpy as np
 from shardline.components.preprocess.schema.labels import NO_VALUES
 from shardline.trainer.base.errors import SourceError, printable
 
-#: Whole numbers up to this one are exact as floats of 32 bits.
-EXACT = 1 << 24
+# Whole numbers up to this one are exact as floats of 32 bits.
+_EXACT = 1 << 24
 
 # Texts for a missing value that are reported, unlike `NO_VALUES`.
 _MARKERS = (
@@ -122,6 +122,11 @@ class Form:
         return times
 
 
+def is_wide(least: int | None, largest: int | None) -> bool:
+    """Returns whether some whole numbers between these are not exact as floats of 32 bits."""
+    return max(abs(least or 0), abs(largest or 0)) > _EXACT
+
+
 def time_parts(name: str, times: Any) -> dict[str, Any]:
     """Returns the parts of times as float64, NaN where there is none; weekdays count from Monday, 0."""
     import pyarrow as pa
@@ -175,7 +180,8 @@ class TextScan:
         # "int64" or "float32" while Arrow reads all values as they are, else "".
         self._kind, self._readings = "int64", [_Reading(Form("float32", decimal)) for decimal in ".,"]
         self._rows = self._values = self._least = self._largest = self._marked = 0
-        self._has_gaps = self._like_numbers = False
+        # Whether some texts have spaces around them, or say that there is no value.
+        self._has_gaps = self._is_padded = self._like_numbers = False
         self._code = self._marker = ""
         self._separated = ""  # first value with a point or a comma
         self._first = (0, "")  # row and value of the first that there is
@@ -203,7 +209,7 @@ class TextScan:
     def _add(self, text: Any) -> None:
         import pyarrow.compute as pc
 
-        values = self._present(text) if self._has_gaps else text
+        values = self._present(text) if self._is_padded else text
         kind, numbers = self._cast(values)
         if not kind and values is text:
             values = self._present(text)
@@ -231,9 +237,8 @@ class TextScan:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        values = _present(text)
-        if values.null_count:
-            self._has_gaps = True
+        values, self._is_padded = _present(text), True
+        self._has_gaps |= values.null_count > 0
         if values.null_count > text.null_count:
             marked = pc.index_in(pc.utf8_trim_whitespace(text), pa.array(_MARKERS, text.type)).drop_null()
             self._marked += len(marked)
@@ -274,9 +279,9 @@ class TextScan:
 
         best = self._best()
         is_number = self._kind or (best.form.decimal and best.misses <= _MISSES * self._values)
-        if not self.override and is_number and _may_hold_codes(values):
+        if not self.override and is_number and len(likely := _likely_codes(values)):
             pattern = _CODE if self._kind == "int64" else _LONG_CODE
-            if len(codes := values.filter(pc.match_substring_regex(values, pattern))):
+            if len(codes := likely.filter(pc.match_substring_regex(likely, pattern))):
                 self._code, self._is_open = codes[0].as_py(), False
 
     def _add_readings(self, sample: Sequence[str]) -> None:
@@ -332,7 +337,7 @@ class TextScan:
                 if all(_EPOCH[0] <= each * factor // 10**6 < _EPOCH[1] for each in span):
                     note = self._note("times", f"{unit} since 1970", f"{span[0]}")
                     return Form("time", time_format=f"epoch {unit}", note=note)
-        return Form("int64", is_wide=max(map(abs, span)) > EXACT, note=self._note("numbers", ""))
+        return Form("int64", is_wide=is_wide(*span), note=self._note("numbers", ""))
 
     def _fitting(self, forms: Sequence[Form]) -> Form:
         import pyarrow as pa
@@ -421,31 +426,28 @@ def _present(text: Any) -> Any:
     return pc.if_else(pc.is_in(text, pa.array([*NO_VALUES, *_MARKERS], text.type)), None, text)
 
 
-def _may_hold_codes(text: Any) -> bool:
-    """Returns whether texts may match `_CODE`: a look at a few bytes, ten times as fast as the pattern."""
+def _likely_codes(text: Any) -> Any:
+    """Returns the texts that may match `_CODE`, by a look at a few bytes: faster than the pattern."""
     import pyarrow as pa
 
     _, offsets, data = text.buffers()
-    if data is None:
-        return False
     ends = np.frombuffer(offsets, np.int64 if pa.types.is_large_string(text.type) else np.int32)
     ends = ends[text.offset : text.offset + len(text) + 1]
-    content = np.frombuffer(data, np.uint8)[: ends[-1]]
+    content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    start, end = ends[:-1] - ends[0], ends[1:] - ends[0]
     if not len(content):
-        return False
-    content, ends = content[ends[0] :], ends - ends[0]
-    if not len(content):
-        return False
-    start = ends[:-1]
+        return text[:0]
     first = content.take(start, mode="clip")
     start = start + (first == ord("-"))
     zero, second = content.take(start, mode="clip"), content.take(start + 1, mode="clip")
     is_padded = (zero == ord("0")) & ((second - ord("0") < 10) | ((second | 32) == ord("x")))
-    return bool(
-        ((first == ord("+")) | (is_padded & (ends[1:] - start > 1))).any()
-        or ((content | 32) == ord("e")).any()
-        or np.diff(ends).max() >= 19
-    )
+    if (is_long := end - start > 18).any():
+        is_long[np.searchsorted(end, np.flatnonzero(content == ord(".")), side="right")] = False
+    is_likely = (first == ord("+")) | (is_padded & (end - start > 1)) | is_long
+    exponents = np.flatnonzero((content | 32) == ord("e"))
+    exponents = exponents[content.take(exponents + 1, mode="clip") - ord("0") < 10]
+    is_likely[np.searchsorted(end, exponents, side="right")] = True
+    return text.filter(pa.array(is_likely))
 
 
 def _number(decimal: str, unit: str, whole: bool) -> str:

@@ -18,11 +18,11 @@ from shardline.components.preprocess.sources.columns import (
     Rows,
     Scan,
     TypedColumns,
-    is_wide,
     override_type,
     typed,
 )
 from shardline.components.preprocess.sources.example import Span
+from shardline.components.preprocess.sources.forms import is_wide
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
