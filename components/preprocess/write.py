@@ -184,7 +184,7 @@ def drop_bad_images(found: Survey, work: WorkDirectory, processes: Processes, re
     found.plan.save(work.plan)
     found.buckets.flush()
     meter = Meter("checked", sum(found.codes), rejected=rejected.reasons.total())
-    buckets = [path.name for path in found.buckets.paths]
+    buckets = [path.name for path in found.buckets.paths if path.exists()]
     bad, codes = processes.run(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
     for bucket in buckets:
         for code, name, reason in bad[bucket]:

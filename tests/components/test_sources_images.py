@@ -87,7 +87,7 @@ def test_what_is_no_file_is_left_out_and_a_link_to_a_folder_is_no_loop(tmp_path:
 
 def test_names_that_are_not_utf8_are_read_and_a_directory_of_such_a_name_is_refused(tmp_path: Path) -> None:
     root = write_images(tmp_path / "images", each=3)
-    (root / "dog" / "0.png").rename(root / "dog" / "0\udce8.png")
+    (root / "dog" / "000.png").rename(root / "dog" / "0\udce8.png")
     manifest = run(f"images:{root}", tmp_path / "out", split={"train": 1.0})
     assert manifest.records == 6
     with pytest.raises(SettingsError, match=r"source is 'images:.*udce8', which is not UTF-8; rename"):

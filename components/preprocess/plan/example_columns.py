@@ -18,7 +18,7 @@ from shardline.components.preprocess.example import OWN_FEATURES
 from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import SOURCE_SPLITS
 from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
-from shardline.components.preprocess.sources.example import BadExample, Batch, Example
+from shardline.components.preprocess.sources.example import BadExample, Batch, Example, Span
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION, Feature, Label, is_class
 from shardline.trainer.data.manifest import SPLITS
@@ -59,15 +59,19 @@ class ExampleColumns:
     def add(self, found: Any) -> None:
         """Adds an Example; BadRecordError if it cannot be used, SourceError if it is none."""
         example = check_example(found, self._classes)
-        values = self._targets(example) | self._checked(example)
-        image = _kept(example.image, example.key)
+        values = {LABEL: example.label} if self._classes else self._targets(example)
+        if self._names or example.features:
+            values |= self._checked(example)
+        image = example.image
+        if image.__class__ is not Span:
+            image = _kept(image, example.key)
+            self.held += len(image) if isinstance(image, bytes) else 0
         for name, value in values.items():
             self._values[name].append(value)
             self.held += len(value) if isinstance(value, bytes) else 8
         self._keys.append(example.key)
         self._images.append(image)
         self._splits.append(example.split)
-        self.held += len(image) if isinstance(image, bytes) else 0
 
     def flush(self) -> Batch:
         """Returns the examples that were added, and forgets them."""
@@ -81,8 +85,6 @@ class ExampleColumns:
 
     def _targets(self, example: Example) -> dict[str, Any]:
         label = example.label
-        if self._classes:
-            return {LABEL: label}
         is_multiple, names = len(self._labels) > 1, {label.name for label in self._labels}
         if is_multiple and (not isinstance(label, Mapping) or label.keys() != names):
             raise BadRecordError(

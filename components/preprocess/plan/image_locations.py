@@ -13,7 +13,6 @@ from typing import Any
 
 import xxhash
 
-from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import Fields, Records, key_text
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed_error, read_remote
 from shardline.components.storage import remote_files
@@ -195,6 +194,7 @@ class ImageLocator:
     def __init__(self, spool: Path) -> None:
         self.locations = [ImageLocation("none")]
         self._numbers: dict[tuple[str, str], int] = {}
+        self._file, self._file_number = "", NO_LOCATION
         self._spool_path = spool
         self._spool: Any = None
         self._kept, self._end = b"", 0
@@ -207,23 +207,22 @@ class ImageLocator:
             self._spool.close()
 
     def locate(self, image: Any, name: str) -> ImagePosition:
-        """Returns the position of the image of the example `name`; an array must have an image's shape."""
-        kind = type(image)
-        if kind is Span:
+        """Returns the position of the image of the example `name`; one in memory is bytes."""
+        if image.__class__ is Span:
             file, offset, length = image
             if length <= WHOLE_FILE:
                 return self._whole_file(file, name, offset, length)
-            return self._number("file", file), offset, length, b"", 0
-        if isinstance(image, bytes | bytearray | memoryview):
-            return self._keep(bytes(image))
+            if file != self._file:
+                self._file, self._file_number = file, self._number("file", file)
+            return self._file_number, offset, length, b"", 0
+        if isinstance(image, bytes):
+            return self._keep(image)
         if image is None:
             return NO_LOCATION, 0, 0, b"", 0
         if isinstance(image, Path):
             return self._whole_file(remote_files.resolve(str(image)), name)
-        if hasattr(image, "dtype"):
-            return self._keep(encode_pixels(image, name))
         raise SourceError(
-            f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
+            f"image {name!r} is a {type(image).__name__}; expected bytes, a Path, a Span or a uint8 array"
         )
 
     def content(self, position: ImagePosition, key: bytes) -> bytes:

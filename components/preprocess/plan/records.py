@@ -193,17 +193,15 @@ def append(path: Path, records: Records) -> bytes:
 
 def read(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
     """Yields the records of a file in parts of at most `together` records, small blocks joined."""
-    parts: list[Records] = []
+    parts, held, held_bytes = list[Records](), 0, 0
     with path.open("rb") as file:
         while start := file.read(_BLOCK.size):
             count, size = _BLOCK.unpack(start)
             heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
             parts.append(Records(heads, _split_texts(file.read(size), heads)))
-            if (
-                sum(part.count for part in parts) >= together
-                or sum(part.size for part in parts) > _BYTES_READ
-            ):
-                joined, parts = Records.join(parts), []
+            held, held_bytes = held + count, held_bytes + heads.nbytes + size
+            if held >= together or held_bytes > _BYTES_READ:
+                joined, parts, held, held_bytes = Records.join(parts), [], 0, 0
                 for first in range(0, joined.count, together):
                     part = slice(first, first + together)
                     yield Records(joined.heads[part], joined.texts[part])
@@ -227,8 +225,6 @@ class Buckets:
         self._pending: list[Records] = []
         self._bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
-        for path in self.paths:
-            path.touch()
 
     def append(self, records: Records) -> None:
         """Adds records."""
@@ -250,13 +246,14 @@ class Buckets:
     def __iter__(self) -> Iterator[Records]:
         """Yields all records, sorted: those of small buckets joined."""
         self.flush()
-        sizes = [path.stat().st_size for path in self.paths]
+        sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
         together = max(_BYTES_SORTED, sum(sizes) // _BUCKETS)
-        waiting: list[Records] = []
+        waiting, held = list[Records](), 0
         for path, size in zip(self.paths, sizes, strict=True):
-            if waiting and sum(records.size for records in waiting) + size > together:
+            if waiting and held + size > together:
                 yield Records.join(waiting)
-                waiting = []
+                waiting, held = [], 0
+            held += size
             if size:
                 waiting.append(Records.join(list(read(path))).sorted())
         if waiting:

@@ -459,13 +459,14 @@ class _RecordBuilder:
 
     def _located(self, batch: Batch) -> tuple[Batch, list[ImagePosition], list[bytes]]:
         """Returns the examples whose image is found, its positions, and its content if that is the key."""
+        if not self._by_content:
+            return batch, list(map(self._images.locate, batch.images, batch.keys)), []
         positions, contents, bad = list[ImagePosition](), list[bytes](), set[int]()
         for number, image in enumerate(batch.images):
             name = batch.keys[number]
             try:
                 position = self._images.locate(image, name)
-                if self._by_content:
-                    contents.append(self._images.content(position, _key_bytes(name)))
+                contents.append(self._images.content(position, _key_bytes(name)))
                 positions.append(position)
             except BadRecordError as error:
                 self._rejected.add(error)

@@ -17,10 +17,18 @@ from typing import Any
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns, Rows
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, read_remote
+from shardline.components.preprocess.sources.example import (
+    BadExample,
+    Batch,
+    Example,
+    Source,
+    Span,
+    read_remote,
+)
 from shardline.components.preprocess.sources.table import TableRows, inside
 from shardline.components.storage import remote_files
 from shardline.components.storage.bucket import ordered_map
+from shardline.components.storage.remote_files import File
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
@@ -28,6 +36,9 @@ from shardline.trainer.data.manifest import SPLITS
 
 #: Bytes of the largest text: about a novel's; every example is in memory many times.
 LARGEST_BYTES = 1 << 20
+
+# Files that are listed at a time.
+_FILES = 512
 
 # Name of the column of paths relative to the directory.
 _PATH = "path"
@@ -85,6 +96,20 @@ class ClassFolders:
             )
 
     def __iter__(self) -> Iterator[Example | BadExample]:
+        for file, label in self._labelled():
+            yield Example(file.name, label, _span(file))
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields all examples, many at a time."""
+        import pyarrow as pa
+
+        found = self._labelled()
+        while some := list(itertools.islice(found, _FILES)):
+            files, classes = zip(*some, strict=True)
+            yield Batch([file.name for file in files], {LABEL: pa.array(classes)}, list(map(_span, files)))
+
+    def _labelled(self) -> Iterator[tuple[File, int]]:
+        """Yields the files, with the numbers of their classes."""
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
         for file in self._listing.files():
@@ -94,10 +119,13 @@ class ClassFolders:
                     f"{file.path!r} appeared while the source was read; run again when nothing writes to it"
                 )
             seen[label] = 1
-            generation = int(file.version) if file.is_generation else 0
-            yield Example(file.name, label, Span(file.path, generation, ~max(file.size, 0)))
+            yield file, label
         for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
             raise SourceError(f"class folder {folder!r} of {self._root} is empty; remove it or fill it")
+
+
+def _span(file: File) -> Span:
+    return Span(file.path, int(file.version) if file.is_generation else 0, ~max(file.size, 0))
 
 
 def _have_same_folders(root: str, names: Sequence[str]) -> bool:
