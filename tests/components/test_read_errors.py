@@ -21,7 +21,7 @@ from shardline.trainer.loop.evaluator import Evaluations
 
 def read_image(path: Path) -> bytes:
     reader = ImageReader([ImageLocation("spool", "")], path, 0)
-    return reader._read_span(0, 0, 10, b"key")
+    return reader._read_spans([0], [0], [10], [b"key"])[0]
 
 
 def read_text(path: Path) -> object:

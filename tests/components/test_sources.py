@@ -86,12 +86,11 @@ def test_labels_behind_a_url(bucket: str) -> None:
     put(f"{bucket}/images/2.jpg", b"two")
     put(f"{bucket}/labels.csv", b"path,label\n1.jpg,dog\nabsent.jpg,dog\n2.jpg,cat\n")
     source = opened(f"images:{bucket}/images", labels=f"{bucket}/labels.csv")
-    first, absent, second = prefetched(source)
-    assert (first.key, first.label, first.image) == ("1.jpg", 1, b"one")  # type: ignore[union-attr]
-    assert isinstance(absent, BadExample)
-    assert absent.name == "absent.jpg"
-    assert absent.reason == "there is no such file (any more)"
-    assert (second.key, second.label, second.image) == ("2.jpg", 0, b"two")  # type: ignore[union-attr]
+    found = [batch for batch in prefetched(source.batches()) if batch.keys]
+    (absent,) = (batch.bad for batch in found)
+    assert absent == [BadExample("absent.jpg", "there is no such file (any more)")]
+    assert (found[0].keys, found[0].images) == (["1.jpg", "2.jpg"], [b"one", b"two"])
+    assert found[0].columns["label"].to_pylist() == [1, 0]
 
 
 def test_records_behind_a_url(tmp_path: Path, bucket: str) -> None:
@@ -155,10 +154,14 @@ def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:
         "from shardline.components.preprocess.settings import PreprocessSettings\n"
         "from shardline.components.preprocess.sources import open_source\n"
         "heavy = {'tensorflow', 'keras', 'tensorflow_datasets', 'kfp', 'numpy', 'google.auth', 'pyarrow'}\n"
-        "for source in ('tfrecord:records', 'images:photos', 'table:table.csv'):\n"
+        "for source in ('images:photos', 'tfrecord:records', 'table:table.csv'):\n"
         "    (example,) = open_source(PreprocessSettings(source=source))\n"
         "    print(source, *sorted(heavy & set(sys.modules)))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     found = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, env=environment, text=True)
-    assert found.splitlines() == ["tfrecord:records", "images:photos", "table:table.csv numpy pyarrow"]
+    assert found.splitlines() == [
+        "images:photos numpy",
+        "tfrecord:records numpy pyarrow",
+        "table:table.csv numpy pyarrow",
+    ]

@@ -254,7 +254,7 @@ def test_a_dry_run_reports_what_is_billed_and_reads_nothing(fake: FakeBigQuery, 
         ("acme-vision.shop.view", "", "type VIEW, .*bigquery:SELECT ... FROM `acme-vision.shop.view`"),
         ("acme-vision.shop.nested", "", "column 'tags' of .* is REPEATED STRING; only whole numbers"),
         ("acme-vision.shop.nested", "label=label,a=size", "column 'size' of .* is RECORD; only"),
-        ("acme-vision.shop.nested", "label=day,x=price", "is TIMESTAMP; as a label, whole numbers, floats"),
+        ("acme-vision.shop.nested", "label=day,x=price", "is time; as a label, whole numbers, floats"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(

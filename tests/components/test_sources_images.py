@@ -223,8 +223,8 @@ def test_a_table_gives_images_labels_of_every_kind(tmp_path: Path) -> None:
     good = {example.key: example for example in found if isinstance(example, Example)}
     assert all(payload(example.image) == key.encode() for key, example in good.items())
     assert [*good] == ["a/1.jpg", "a/2.jpg", "3.jpg"]
-    assert good["a/1.jpg"].label == {"kind": 0, "size": 1.5, "wet": [0, 1], "tags": ["in", "out"]}
-    assert good["a/2.jpg"].label == {"kind": 1, "size": 2.0, "wet": [1, 0], "tags": []}
+    assert good["a/1.jpg"].label == {"kind": 0, "size": 1.5, "wet": [0, 1], "tags": [1, 1]}
+    assert good["a/2.jpg"].label == {"kind": 1, "size": 2.0, "wet": [1, 0], "tags": [0, 0]}
     assert not good["a/1.jpg"].features
     assert [example for example in found if isinstance(example, BadExample)] == [
         BadExample(f"{csv} 3.jpg", "has no value in column 'size'")

@@ -208,7 +208,7 @@ def test_what_some_rows_lack_does_not_decide_the_split(tmp_path: Path) -> None:
 
 def test_rows_without_a_label_and_columns_with_a_mistake_end_no_run(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    rows = [f"{'?' if i == 3 else i / 2},{'' if i == 5 else 'ab'[i % 2]}" for i in range(80)]
+    rows = [f"{'oops' if i == 3 else i / 2},{'' if i == 5 else 'ab'[i % 2]}" for i in range(80)]
     path.write_text("\n".join(["size,label", *rows]))
 
     parameters = inspect(str(path), "", "").parameters

@@ -331,13 +331,16 @@ class BigQuery(TableRows):
         import xxhash  # not installed where pipelines are only compiled
 
         values = {
-            name: column
+            name: column.fill_null(0) if column.null_count else column
             for name, column in columns.items()
             if name not in {label.name for label in self.labels}
         }
         if "image" in self._names:
             values["image"] = rows.columns[self._names["image"]]
         return [xxhash.xxh3_128_hexdigest(entry) for entry in encode(values).to_pylist()]
+
+    def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
+        return keys[index]
 
     def _image(self, value: str | bytes, rows: Rows) -> Span | bytes:
         if isinstance(value, str) and "://" not in value:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from shardline.components.preprocess.schema.labels import is_number
+from shardline.components.preprocess.schema.labels import LARGEST_FLOAT, is_number
 from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
@@ -124,7 +124,7 @@ def kind_of(kind: Any) -> str:
     if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
         return "string"
     is_bytes = kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
-    return "bytes" if is_bytes else str(kind)
+    return "bytes" if is_bytes else " ".join(str(kind).split())[:60]
 
 
 def typed(values: Any, kind: str, form: Form | None = None) -> Any:
@@ -190,6 +190,8 @@ class ColumnScan:
         self.has_gaps = self.has_gaps or bool(values.null_count)
         if kind == "int64" and not self.is_wide:
             self.is_wide = is_wide(*pc.min_max(typed(values, "int64")).as_py().values())
+        elif kind == "float32" and not pa.types.is_decimal(values.type):
+            self._check_whole(typed(values, kind), path)
         elif kind == "string":
             self._text.add(typed(values, "string").cast(pa.string()))
         elif kind.startswith(("lists", "strings")):
@@ -204,6 +206,17 @@ class ColumnScan:
             where = f", and {self._kind} in {self._first!r}" if path != self._first else ", and elsewhere not"
             raise SourceError(
                 f"column {printable(self._name)!r} is {kind} in {path!r}{where}; make the values the same"
+            )
+
+    def _check_whole(self, numbers: Any, path: str) -> None:
+        """Raises SourceError for whole numbers that are no longer themselves as floats."""
+        import pyarrow.compute as pc
+
+        largest = pc.max(pc.abs(numbers)).as_py() or 0.0
+        if 2.0**63 <= largest <= LARGEST_FLOAT and pc.all(pc.equal(numbers, pc.floor(numbers))).as_py():
+            raise SourceError(
+                f"{path!r} has a number of more than 64 bits in column {self._name!r}, {largest:.17g}, which "
+                "a float changes; write it as text"
             )
 
     def finish(self) -> tuple[str, Form | None]:
@@ -354,7 +367,10 @@ class Columns(TypedColumns):
             own = dict[str, None]()
             for columns in self._all_columns(path, block, quotes.get(path)):
                 own |= dict.fromkeys(columns)
-                batches, rows = batches + 1, rows + max(len(values) for values, _ in columns.values())
+                batches, rows = (
+                    batches + 1,
+                    rows + max((len(values) for values, _ in columns.values()), default=0),
+                )
                 for name, (values, guessed) in columns.items():
                     if name not in found:
                         found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)

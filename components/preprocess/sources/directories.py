@@ -162,9 +162,9 @@ class ListedFiles(TableRows):
         super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
 
     def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
-        return [self._row_name(rows, index) for index in range(rows.size)]
+        return [self._row_name(rows, index, ()) for index in range(rows.size)]
 
-    def _row_name(self, rows: Rows, index: int) -> str:
+    def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
         path = rows.columns[_PATH][index].as_py()
         return os.path.normpath(path) if path else rows.name(index)
 

@@ -176,7 +176,10 @@ def select(batch: Batch, kept: Sequence[int]) -> Batch:
     def chosen(values: Sequence[Any]) -> Sequence[Any]:
         return [values[number] for number in kept] if values else ()
 
-    columns = {name: values.take(kept) for name, values in batch.columns.items()}
+    import pyarrow as pa
+
+    numbers = pa.array(kept, pa.int64())
+    columns = {name: values.take(numbers) for name, values in batch.columns.items()}
     return batch._replace(
         keys=chosen(batch.keys), columns=columns, images=chosen(batch.images), splits=chosen(batch.splits)
     )

@@ -180,7 +180,7 @@ class TableRows:
         left_out = [index for index, split in enumerate(splits) if split == LEFT_OUT] if self._splits else []
         if not bad and not left_out:
             return found
-        names = [BadExample(f"{self._name} {self._row_name(rows, i)}", bad[i]) for i in sorted(bad)]
+        names = [BadExample(f"{self._name} {self._row_name(rows, i, keys)}", bad[i]) for i in sorted(bad)]
         left_out = [index for index in left_out if index not in bad]
         return without(found, {*bad, *left_out})._replace(bad=names, left_out=len(left_out))
 
@@ -208,7 +208,7 @@ class TableRows:
         """Returns the keys of rows without a column key."""
         return rows.keys or list(map(rows.name, range(rows.size)))
 
-    def _row_name(self, rows: Rows, index: int) -> str:
+    def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
         """Returns the name of a row in messages."""
         return rows.name(index)
 
@@ -220,7 +220,7 @@ class TableRows:
         """Raises SourceError where texts of a column in use are neither numbers nor words."""
         used = {*self._targets, *self._names.values()}
         for column, form in self._columns.scan.forms.items():
-            if form.fault and column in used:
+            if form.fault and column in used and self._overrides.get(column) != "text":
                 raise SourceError(form.fault)
 
     def _report_forms(self) -> None:

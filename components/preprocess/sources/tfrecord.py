@@ -131,7 +131,7 @@ class _ExampleColumns(TypedColumns):
     def _scan(self, targets: set[str], settings: PreprocessSettings) -> Scan:
         found, batches, rows, fault = dict[str, _FeatureScan](), 0, 0, ""
         sound_rows = 0
-        for file, records in self._chunks():
+        for file, first, records in self._chunks():
             sound = [record.data for record in records if isinstance(record, Record)]
             columns, faults = decode(sound)
             batches, rows = batches + 1, rows + len(records)
@@ -139,9 +139,7 @@ class _ExampleColumns(TypedColumns):
             for reason in faults.values():
                 fault = fault or f"{file.path!r} has a record that cannot be read: {reason}"
             for name, lists in columns.items():
-                found.setdefault(name, _FeatureScan()).add(
-                    name, lists, f"{file.path} record {records[0].number}"
-                )
+                found.setdefault(name, _FeatureScan()).add(name, lists, f"{file.path} record {first}")
         if not found:
             raise SourceError(fault or f"there is no record in {self._files[0].path!r}")
         gaps = {name for name, feature in found.items() if feature.records < sound_rows}
@@ -162,27 +160,27 @@ class _ExampleColumns(TypedColumns):
         """Yields the values of some columns, row by row and file by file; or of some batches."""
         wanted = numbers or count()
         following = next(wanted, None)
-        for number, (file, records) in enumerate(self._chunks()):
+        for number, (file, first, records) in enumerate(self._chunks()):
             if number == following:
-                yield self._rows(file, records, names)
+                yield self._rows(file, first, records, names)
                 following = next(wanted, None)
             if following is None:
                 return
 
-    def _chunks(self) -> Iterator[tuple[TfRecordFile, list[Any]]]:
-        """Yields records, or errors of them, that follow each other in a file."""
+    def _chunks(self) -> Iterator[tuple[TfRecordFile, int, list[Any]]]:
+        """Yields records, or their errors, that follow each other in a file, and the number of the first."""
         for file in self._files:
-            held, size = list[Any](), 0
+            first, held, size = 0, list[Any](), 0
             for record in read_records(file.path, compression=file.compression):
                 held.append(record)
                 size += len(record.data) if isinstance(record, Record) else 0
                 if len(held) == _ROWS or size > BATCH_BYTES:
-                    yield file, held
-                    held, size = [], 0
+                    yield file, first, held
+                    first, held, size = first + len(held), [], 0
             if held:
-                yield file, held
+                yield file, first, held
 
-    def _rows(self, file: TfRecordFile, records: Sequence[Any], names: Sequence[str]) -> Rows:
+    def _rows(self, file: TfRecordFile, first: int, records: Sequence[Any], names: Sequence[str]) -> Rows:
         import pyarrow as pa
 
         faults = {
@@ -200,7 +198,7 @@ class _ExampleColumns(TypedColumns):
                 columns[name] = self._values(name, lists, faults)
         place = "record" if len(self._files) == 1 else f"{os.path.relpath(file.path, self._root)} record"
         keys = [xxhash.xxh3_128_hexdigest(each) for each in data]
-        return Rows(columns, len(records), place, records[0].number, file.split, faults, keys, file.path)
+        return Rows(columns, len(records), place, first, file.split, faults, keys, file.path)
 
     def _values(self, name: str, lists: Any, faults: dict[int, str]) -> Any:
         """Returns the values of a feature, and notes records whose bytes are no text."""
