@@ -131,12 +131,12 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     if rows - unlabelled < _LEAST:
         raise SourceError(f"{path!r} has {rows - unlabelled} labelled rows; {_LEAST} or more are needed")
     # Preprocessing asks whether some values are mistakes.
-    mixed = {name: "text" for name, form in table.scan.forms.items() if form.fault}
+    faults = {name: form.fault for name, form in table.scan.forms.items() if form.fault}
     roles, left_out = dict[str, list[str]](), dict[str, str]()
     for name in (name for name in table.types if name not in target.columns):
-        role, is_mixed = "image", name in mixed
-        if name != "image":
-            role = _role(name, table.types[name], counts[name], missing[name], is_mixed=is_mixed)
+        role = faults.get(name, "").partition(";")[0].removeprefix(f"column {name!r} ") or "image"
+        if role == "image" != name:
+            role = _role(name, table.types[name], counts[name], missing[name])
         role = "words" if (role, kind) == ("text", "table") else role
         if role not in _USES or (role in ("key", "group", "time") and role in roles):
             left_out[name] = f"a further {role}" if role in _USES else role
@@ -146,10 +146,10 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
         left_out |= dict.fromkeys(roles.pop("group", ()), "repeats, and times decide the split")
     used = {name: name for role, names in roles.items() if role not in ("key", "time") for name in names}
     if used.keys() <= {*roles.get("group", ())}:
-        raise SourceError(f"{path!r} has no column from which to predict {', '.join(target.columns)}")
+        why = "".join(f"; {name}: {reason}" for name, reason in left_out.items())
+        raise SourceError(f"{path!r} has no column from which to predict {', '.join(target.columns)}{why}")
     keys = {"key": roles["key"][0]} if "key" in roles else {}
-    mixed = {name: "text" for name in mixed if name in used}
-    parameters: dict[str, Any] = {"source": f"table:{path}", "label": label or LABEL, "columns": mixed}
+    parameters: dict[str, Any] = {"source": f"table:{path}", "label": label or LABEL}
     alike = are_rows_alike((counts[name] + Counter({None: missing[name]}) for name in used), rows)
     parameters |= {"features": {**keys, **(used if left_out else {})}}
     parameters |= {} if keys or alike else {"key": "content"}
@@ -167,7 +167,6 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     found = {"rows": f"{rows:,}", "label": shown}
     found |= {role: _listed(names) + _USES[role] for role, names in roles.items()}
     found["left out"] = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-    found["as text"] = _listed(mixed) + ": numbers, but for some values" if mixed else ""
     found["rare"] = "one class is, and counts as much as the other: class_weights" if weighed else ""
     found["missing"] = _listed(Counter({name: missing[name] for name in used if missing[name]}))
     found["no label"] = f"in {unlabelled:,} rows, which are left out" if unlabelled else ""
@@ -223,7 +222,7 @@ def _count(table: TypedColumns) -> tuple[int, Mapping[str, Counter[Any]], Mappin
     return rows, counts, missing
 
 
-def _role(name: str, kind: str, counts: Counter[Any], missing: int, *, is_mixed: bool) -> str:
+def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
     """Returns the use of a column, of `_USES`, or why it is left out."""
     different, known, first, is_text = len(counts), counts.total(), [*islice(counts, 1_000)], kind == "string"
     if kind in TIMES:
@@ -233,8 +232,6 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int, *, is_mixed:
     are_codes = is_text and 2 * sum(" " not in text and bool(re.search(r"\d", text)) for text in first) > len(
         first
     )
-    if is_mixed:
-        return "words"
     if different == known and not missing and kind != "float32":
         if are_codes or _KEY.fullmatch(name):
             return "key"
