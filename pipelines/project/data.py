@@ -30,8 +30,9 @@ from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSI
 # Fewest examples; up to so many, a fifth are for the test; a class with fewer is in every split.
 _LEAST, _SMALL, _RARE = 10, 2_000, 100
 
-# So many different words are learned in any table, in a larger one a tenth of its rows.
-_MOST_WORDS = 20
+# So many different words are learned in any table, in a larger one a tenth of its rows; text is longer than a
+# name, by its mean of characters.
+_MOST_WORDS, _TEXT = 20, 20
 
 # Rows and images that are looked at, and rows and pixels on which a laptop trains in a minute or two.
 _ROWS, _SAMPLE, _ROWS_TRAINED, _PIXELS_TRAINED = 200_000, 300, 300_000, 250_000_000
@@ -239,8 +240,10 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
             return "counts the rows"
     if _GROUP.fullmatch(name) and _FEWEST_GROUPS <= different < known and not missing and kind != "float32":
         return "group"
-    if not is_text or (2 * different > known and not are_codes):
-        return "text" if is_text else "numbers"
+    if not is_text:
+        return "numbers"
+    if 2 * different > known and not are_codes and sum(map(len, first)) >= _TEXT * len(first):
+        return "text"
     few = different <= max(_MOST_WORDS, known / 10)
     return "words" if few else f"has {different:,} words in {known:,} rows, too many to learn them"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,26 @@ def test_a_project_of_a_table_with_prices_ends_with_a_champion(tmp_path: Path) -
     assert "3 passed" in tested
     table.unlink()
     assert "3 skipped" in make(project, "test")
+
+
+@pytest.mark.matrix
+def test_a_messy_table_with_a_rare_class_ends_with_a_champion_without_an_edit(tmp_path: Path) -> None:
+    table, drawn = tmp_path / "returns.csv", random.Random(0)
+    rows = []
+    for i in range(1_500):
+        amount, kind = drawn.uniform(10, 5_000), drawn.choice(("Schuhe", "Hemden"))
+        cells = [f"{drawn.randint(1, 28):02}/{drawn.randint(1, 12):02}/2025 {drawn.randint(0, 23):02}:15"]
+        cells += [f"{amount:,.2f}".translate({44: ".", 46: ","}), f"0{drawn.randint(1000, 9999)}"]
+        cells += [kind, "?" if i % 11 == 0 else str(drawn.randint(18, 80))]
+        rows.append(";".join([*cells, "ja" if amount > 4_200 and kind == "Schuhe" else "nein"]))
+    table.write_text("\n".join(["Datum;Betrag;PLZ;Art;Alter;zurück", *rows]))
+    data = inspect(str(table), "zurück", "")
+    new.write(tmp_path / "leafnet", data.kind, "leafnet", "never installed here", data)
+
+    make(tmp_path / "leafnet", "run")
+
+    facts = json.loads((tmp_path / "leafnet" / "runs" / "latest" / "run.json").read_text())["facts"]
+    assert facts["blessed"] is True
 
 
 def make(project: Path, target: str) -> str:

@@ -235,8 +235,11 @@ def test_rows_without_a_label_end_no_run(tmp_path: Path) -> None:
 
 def test_words_that_hardly_repeat_are_left_out_and_a_rare_class_is_weighed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    rows = [f"{i / 2},Z{i % 70:05},{'abc'[i % 3]},{'yes' if i % 12 == 5 else 'no'}" for i in range(420)]
-    path.write_text("\n".join(["size,zip,shop,label", *rows]))
+    rows = [
+        f"{i / 2},Z{i % 70:05},Ann B{chr(97 + i % 26)}{i},{'abc'[i % 3]},{'yes' if i % 12 == 5 else 'no'}"
+        for i in range(420)
+    ]
+    path.write_text("\n".join(["size,zip,name,shop,label", *rows]))
 
     data = inspect(str(path), "", "")
 
@@ -244,6 +247,7 @@ def test_words_that_hardly_repeat_are_left_out_and_a_rare_class_is_weighed(tmp_p
     assert data.parameters["class_weights"] == "balanced"
     shown = "\n".join(data.found)
     assert "zip: has 70 words in 420 rows" in shown
+    assert "name: has" in shown.replace("\n            ", " ")
     assert "rare        one class" in shown
-    path.write_text("\n".join(["size,zip,shop,label", *rows * 2]))
+    path.write_text("\n".join(["size,zip,name,shop,label", *rows * 2]))
     assert "zip: has" not in "\n".join(inspect(str(path), "", "").found), "a tenth of 840 rows are 84"
