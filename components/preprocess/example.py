@@ -30,8 +30,6 @@ Features = dict[str, tuple[Kind, list[Value]]]
 _TAG_1, _TAG_2, _TAG_3 = 0x0A, 0x12, 0x1A
 _MASK_64 = (1 << 64) - 1
 
-_FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
-
 # tensorflow/core/example/{example,feature}.proto, with the names of `Kind` for a Feature's fields, and the
 # field that only a tf.train.SequenceExample has.
 _PROTO = """
@@ -139,18 +137,6 @@ def parse(data: bytes, names: Iterable[str] = ()) -> Features:
         if kind := feature.WhichOneof("kind"):
             found[name] = kind, getattr(feature, kind).value[:]
     return found
-
-
-def only_value(features: Features, name: str, kind: Kind | None = None) -> Value:
-    """Returns the value of a feature that has one, of a `kind`; ValueError, worded to follow "the record"."""
-    if name not in features:
-        raise ValueError(f"has no feature {name!r}")
-    found, values = features[name]
-    if found != (kind or found):
-        raise ValueError(f"feature {name!r} is {found}, not {kind}")
-    if len(values) != 1:
-        raise ValueError(f"feature {name!r} has {len(values)} values, one is needed")
-    return values[0]
 
 
 def _feature(value: Stored) -> bytes:

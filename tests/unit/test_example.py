@@ -15,18 +15,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardline.components.preprocess.example import (
-    FeatureEntries,
     decode,
     encode,
     entries,
-    only_value,
     parse,
     serialize,
 )
+from shardline.components.preprocess.plan.example_columns import ExampleColumns
+from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.tfrecord import NO_IMAGE
 from shardline.components.preprocess.write import ShardFile
 from shardline.trainer.base.errors import BadRecordError
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import Feature, Label
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},
@@ -140,7 +140,8 @@ def test_random_shards_are_what_tensorflow_writes(
 )
 def test_a_value_that_its_type_cannot_hold_is_refused(dtype: str, value: int | float | str) -> None:
     with pytest.raises(BadRecordError, match=rf"'x': feature 'a' is .*, not {dtype}"):
-        FeatureEntries([Feature("a", dtype)], []).serialize({"a": value}, "x")
+        columns = ExampleColumns([Label("label", "class", ("a", "b"))], [Feature("a", dtype)])
+        columns.add(Example("x", 0, features={"a": value}))
 
 
 KINDS = {
@@ -269,19 +270,3 @@ def test_what_is_no_example_is_an_error_and_nothing_else() -> None:
         # Many changes leave an example, of other values; no other error may come out.
         with contextlib.suppress(ValueError):
             parse(bytes(changed))
-
-
-def test_the_value_of_a_feature_that_has_one() -> None:
-    data = theirs({"image": b"the image", "label": 5, "three": [1, 2, 3], "sizes": [b"a", b"b"]})
-    found = parse(data.SerializeToString())
-    assert only_value(found, "image", "bytes") == b"the image"
-    assert only_value(found, "label") == 5
-    for name, message in [
-        ("absent", "has no feature 'absent'"),
-        ("label", "feature 'label' is int64, not bytes"),
-        ("sizes", "feature 'sizes' has 2 values, one is needed"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            only_value(found, name, "bytes")
-    with pytest.raises(ValueError, match="feature 'three' has 3 values, one is needed"):
-        only_value(found, "three")
