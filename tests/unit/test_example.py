@@ -139,8 +139,8 @@ def test_random_shards_are_what_tensorflow_writes(
     ],
 )
 def test_a_value_that_its_type_cannot_hold_is_refused(dtype: str, value: int | float | str) -> None:
+    columns = ExampleColumns([Label("label", "class", ("a", "b"))], [Feature("a", dtype)])
     with pytest.raises(BadRecordError, match=rf"'x': feature 'a' is .*, not {dtype}"):
-        columns = ExampleColumns([Label("label", "class", ("a", "b"))], [Feature("a", dtype)])
         columns.add(Example("x", 0, features={"a": value}))
 
 
