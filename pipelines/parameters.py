@@ -124,24 +124,17 @@ def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
     Raises PipelineError when one is unknown, mistyped, not one of its literals, or missing.
     """
     known, given = declared_parameters(spec), fold_options(spec, parameters)
-    options = {name: declaration for name, (_, declaration) in option_declarations(spec).items()}
-    checked = {name: _check(name, value, known, options) for name, value in given.items()}
+    takes = known | {name: declaration for name, (_, declaration) in option_declarations(spec).items()}
+    if (unknown := next((name for name in given if name not in takes), None)) is not None:
+        listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
+        hint = did_you_mean(unknown, takes) or f"it has {listing or 'none'}"
+        raise PipelineError(f"the pipeline has no parameter {unknown!r}; {hint}")
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
                 f"the parameter {name} ({_type_of(declaration)}) has no default and must be set"
             )
-    return checked
-
-
-def _check(
-    name: str, value: Any, known: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]
-) -> Any:
-    if name not in known and name not in options:
-        listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
-        hint = did_you_mean(name, [*known, *options]) or f"it has {listing or 'none'}"
-        raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}")
-    return convert(name, value, known.get(name) or options[name])
+    return {name: convert(name, value, takes[name]) for name, value in given.items()}
 
 
 def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:

@@ -65,6 +65,9 @@ def parse_pipeline(content: bytes | str, path: Path, *, sent: bool = False) -> d
         json_format.ParseDict(spec["deploymentSpec"], executors, ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise PipelineError(f"{path} is not a compiled pipeline: {str(error).rstrip('.')}") from None
+    for key, entry in _entries(spec):
+        if not isinstance(entry, dict):
+            raise PipelineError(f"{path} is not a compiled pipeline: {key} must be a mapping, not {entry!r}")
     if (version := spec.get("schemaVersion")) != "2.1.0":
         raise PipelineError(f"{path} has the schemaVersion {version}, not 2.1.0; compile it with KFP 2")
     name = spec["pipelineInfo"].get("name") or ""
@@ -97,6 +100,20 @@ def _messages() -> dict[str, Any]:
     """Returns the classes of KFP's messages; to import them from `kfp`, which loads all of KFP, is slow."""
     folder = importlib.metadata.distribution("kfp-pipeline-spec")
     return runpy.run_path(str(folder.locate_file("kfp/pipeline_spec/pipeline_spec_pb2.py")))
+
+
+def _entries(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the messages in maps by their paths; the parser takes "" and [] for one without fields."""
+    for key, value in node.items():
+        if not isinstance(value, dict) or key in ("defaultValue", "runtimeValue", "importer"):
+            continue
+        if key not in ("components", "tasks", "executors", "parameters", "artifacts"):
+            yield from _entries(value, f"{path}{key}.")
+            continue
+        for name in value:
+            yield f"{path}{key}.{name}", value[name]
+            if isinstance(value[name], dict) and key not in ("parameters", "artifacts"):
+                yield from _entries(value[name], f"{path}{key}.{name}.")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class

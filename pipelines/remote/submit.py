@@ -101,17 +101,10 @@ def job_request(
 ) -> dict[str, Any]:
     """Returns a CreatePipelineJobRequest in the API's JSON.
 
-    Args:
-        environment: Project, region, account and tags of the run.
-        spec: The compiled pipeline (IR).
-        parameters: Checked values (`check_parameters`), without those that keep their default.
-        job_id: Id of the run; "" leaves it out, as a schedule's request must.
-        tags: Further tags of this run; the API calls them labels.
-        cached: Whether tasks may take cached results, where the pipeline lets them.
-        template_uri: URL of the pipeline in the registry; "" for none.
-
-    Raises:
-        SettingsError: When there is no pipeline root.
+    `parameters` are checked values (`check_parameters`), without those that keep their default; `tags` are
+    further labels of this run. Without a `job_id` it is the request of a schedule. Tasks take no cached
+    results unless `cached`. `template_uri` is the URL of the pipeline in the registry. Raises SettingsError
+    when there is no pipeline root.
     """
     if not cached:
         spec = copy.deepcopy(dict(spec))

@@ -137,6 +137,7 @@ def test_parameters_are_checked_when_they_are_given(tmp_path: Path) -> None:
         (b" " * 5_000_000, "has more than 4 MiB"),
         (yaml.safe_dump(pipeline(components=["a"])).encode(), r"must be in a dict which is \['a'\]"),
         (yaml.safe_dump(pipeline(components={1: {}})).encode(), "Failed to parse components field"),
+        (yaml.safe_dump(pipeline(components={"c": []})).encode(), "components.c must be a mapping"),
         (yaml.safe_dump(pipeline(schemaVersion=2.1)).encode(), "Failed to parse schemaVersion field"),
         (yaml.safe_dump(pipeline(deploymentSpec={"executors": {"a": None}})).encode(), "executors field"),
         (yaml.safe_dump(pipeline(tasks=task(retryPolicy={"maxRetryCount": "n"}))).encode(), "maxRetryCount"),
