@@ -53,13 +53,14 @@ def decoded(source: str, out: Path, processes: int) -> Work:
 
 
 def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
+    import pyarrow as pa
     from google_crc32c import value
 
-    from shardline.components.preprocess.example import entries
+    from shardline.components.preprocess.example import encode
     from shardline.components.preprocess.tfrecord import image_start, mask
 
     items = _shuffled(source)
-    labels = [entries({"label": label}) for label in range(CLASSES)]
+    labels = encode({"label": pa.array(range(CLASSES))}).to_pylist()
 
     def work() -> None:
         files = [(out / f"{i:05d}.tfrecord").open("wb") for i in range(SHARDS)]

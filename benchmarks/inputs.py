@@ -9,10 +9,11 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from benchmarks.packed import CLASSES
-from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess.example import as_example, encode, head
 
 _DISTINCT_PHOTOS = 200
 _SIDE = 27
@@ -56,9 +57,10 @@ def write_packed(path: Path, count: int, seed: int = 0) -> None:
 
 def write_records(path: Path, packed: Path) -> None:
     """Writes the images of a packed file as one TFRecord file of tf.train.Example{image, label}."""
+    labels = encode({"label": pa.array(range(CLASSES))}).to_pylist()
     with path.open("wb") as file:
         for index, image in enumerate(np.load(packed, mmap_mode="r")):
-            record = serialize({"image": image.tobytes(), "label": index % CLASSES})
+            record = as_example(head("image", image.nbytes) + image.tobytes() + labels[index % CLASSES])
             length = struct.pack("<Q", len(record))
             file.write(length + _masked_crc32c(length) + record + _masked_crc32c(record))
 

@@ -7,8 +7,7 @@ loading it takes a quarter of the time in which a small dataset is written.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, groupby, starmap
 from types import MappingProxyType
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Kind = Literal["bytes", "float", "int64"]
-Value = bytes | float | int
-#: The value of a feature, or its numbers, all of them whole or all of them floats.
-Stored = bytes | int | float | str | list[int] | list[float] | list[str]
-#: Kind and values of each feature of an Example, by name.
-Features = dict[str, tuple[Kind, list[Value]]]
 
 #: Tags of the first three length-delimited fields of a message, the only ones that are written.
 _TAG_1, _TAG_2, _TAG_3 = 0x0A, 0x12, 0x1A
-_MASK_64 = (1 << 64) - 1
 
 # tensorflow/core/example/{example,feature}.proto, with the names of `Kind` for a Feature's fields, and the
 # field that only a tf.train.SequenceExample has.
@@ -62,17 +55,9 @@ _SEQUENCE = (
 OWN_FEATURES = frozenset({"image", "label", "key"})
 
 
-def serialize(features: Mapping[str, Stored]) -> bytes:
-    """Returns a serialized tf.train.Example, the same bytes for the same features."""
-    return _field(_TAG_1, entries(features))
-
-
-def entries(features: Mapping[str, Stored]) -> bytes:
-    """Returns features as inside a tf.train.Example, without its first tag and length."""
-    return b"".join(
-        _field(_TAG_1, _field(_TAG_1, name.encode()) + _field(_TAG_2, _feature(features[name])))
-        for name in sorted(features)
-    )
+def as_example(entries: bytes) -> bytes:
+    """Returns a serialized tf.train.Example of the entries of its features."""
+    return _field(_TAG_1, entries)
 
 
 @lru_cache(4096)
@@ -90,11 +75,6 @@ def head(name: str, length: int, tag: int = _TAG_1, *, is_list: bool = False) ->
         start = bytes((each,)) + varint(length + len(start)) + start
     start = _field(_TAG_1, name.encode()) + bytes((_TAG_2,)) + varint(length + len(start)) + start
     return bytes((_TAG_1,)) + varint(length + len(start)) + start
-
-
-def parse_entries(found: bytes, names: Iterable[str] = ()) -> Features:
-    """Returns kind and values of features inside a tf.train.Example, as `parse`."""
-    return parse(_field(_TAG_1, found), names)
 
 
 def varint(value: int) -> bytes:
@@ -118,11 +98,8 @@ def _example() -> tuple[Any, type[Exception]]:
     return example, message.DecodeError
 
 
-def parse(data: bytes, names: Iterable[str] = ()) -> Features:
-    """Returns kind and values of features of a serialized Example; ValueError if it is not one.
-
-    `names` are features that it has, all of them if empty: values that are not wanted cost little.
-    """
+def _parse(data: bytes, names: Iterable[str]) -> dict[str, tuple[Kind, list[Any]]]:
+    """Returns kind and values of features of a serialized Example; ValueError if it is not one."""
     example_class, decode_error = _example()
     try:
         example = example_class.FromString(data)
@@ -131,7 +108,7 @@ def parse(data: bytes, names: Iterable[str] = ()) -> Features:
     if example.HasField("steps"):
         raise ValueError(_SEQUENCE)
     features = example.features.feature
-    found = Features()
+    found = dict[str, tuple[Kind, list[Any]]]()
     for name in names or features:  # items() takes half as long again
         feature = features[name]
         if kind := feature.WhichOneof("kind"):
@@ -139,24 +116,12 @@ def parse(data: bytes, names: Iterable[str] = ()) -> Features:
     return found
 
 
-def _feature(value: Stored) -> bytes:
-    values = value if isinstance(value, list) else [value]
-    if isinstance(values[0], str | bytes):
-        texts = (
-            text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text for text in values
-        )
-        return _field(_TAG_1, b"".join(_field(_TAG_1, text) for text in texts))  # type: ignore[arg-type]
-    if isinstance(values[0], float):
-        return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(values)}f", *values)))
-    return _field(_TAG_3, _field(_TAG_1, b"".join(varint(int(number) & _MASK_64) for number in values)))
-
-
 def _field(tag: int, payload: bytes) -> bytes:
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
 def encode(columns: Mapping[str, pa.Array]) -> pa.BinaryArray:
-    """Returns the entries of each row of columns: the bytes that `entries` gives for a dict of its values.
+    """Returns the entries of each row in a tf.train.Example's map of features, sorted by name.
 
     Columns are int64, float (stored as float32), string or binary, or FixedSizeList of these; a number that
     a float column lacks is NaN, and no other value may be missing. Python looks at no single row.
@@ -252,20 +217,21 @@ def _binary(offsets: npt.NDArray[np.integer], data: Any) -> pa.BinaryArray:
 
 
 def decode(
-    records: Sequence[bytes], kinds: Mapping[str, Kind] = MappingProxyType({})
+    records: Iterable[bytes], kinds: Mapping[str, Kind] = MappingProxyType({}), names: Collection[str] = ()
 ) -> tuple[dict[str, pa.Array], dict[int, str]]:
     """Returns the features of serialized Examples as columns, and what is wrong with a record by its number.
 
     Columns are lists of int64, float32 or binary, null where a record is wrong or lacks the feature; those of
     `kinds` are there in any case. Each has the kind in `kinds`, else that of the first list that is not
-    empty; a record with another is wrong.
+    empty; a record with another is wrong. With `names`, only these features are read, which all records have:
+    values that are not wanted cost little.
     """
     import pyarrow as pa
 
-    rows, faults, found = list[Features](), dict[int, str](), dict(kinds)
+    rows, faults, found = list[dict[str, tuple[Kind, list[Any]]]](), dict[int, str](), dict(kinds)
     for number, record in enumerate(records):
         try:
-            row = parse(record)
+            row = _parse(record, names)
             for name, (kind, values) in row.items():
                 if values and kind != found.setdefault(name, kind):
                     raise ValueError(f"feature {name!r} is {kind}, not {found[name]}")
@@ -273,11 +239,10 @@ def decode(
             row, faults[number] = {}, str(error)
         rows.append(row)
     types = {"int64": pa.int64(), "float": pa.float32(), "bytes": pa.binary()}
-    names = dict.fromkeys((*kinds, *chain(*rows)))
     return {
         name: pa.array(
             [row[name][1] if name in row else None for row in rows],
             pa.list_(types[found.get(name, "bytes")]),
         )
-        for name in names
+        for name in dict.fromkeys((*kinds, *chain(*rows)))
     }, faults

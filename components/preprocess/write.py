@@ -13,7 +13,7 @@ import heapq
 import json
 import operator
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, chain, compress, count, islice, pairwise, repeat, tee
@@ -23,9 +23,10 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 import xxhash
 
-from shardline.components.preprocess.example import entries, head, parse_entries
+from shardline.components.preprocess.example import as_example, decode, encode, head
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import NO_LOCATION, ImageReader
@@ -79,8 +80,8 @@ class ShardWriter:
         self._report = report
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
         # Any other label is stored like features.
-        classes = plan.labels[0].outputs if is_class(plan.labels) else ()
-        self._labels = [entries({LABEL: index}) for index in range(len(classes))]
+        classes = range(len(plan.labels[0].outputs)) if is_class(plan.labels) else ()
+        self._labels: list[bytes] = encode({LABEL: pa.array(classes, pa.int64())}).to_pylist()
 
     def write(self, shard: PlannedShard) -> None:
         """Writes a shard under a temporary name, fsyncs it, and adds it to the others with its marker."""
@@ -338,9 +339,9 @@ def label_tallies(labels: Sequence[Label], blocks: Iterable[Records]) -> dict[st
         return {LABEL: Tally(tuple(np.asarray(counts).tolist()))}
     values: dict[str, list[Numbers]] = {label.name: [] for label in labels}
     for block in blocks:
-        stored = [parse_entries(entry, values) for entry in block.features()]
+        stored, _ = decode(map(as_example, block.features()), names=values)
         for name, found in values.items():
-            found.append(np.array([row[name][1] for row in stored], np.float64))
+            found.append(stored[name].flatten().to_numpy().reshape(block.count, -1))
     return {label.name: tally(label, np.concatenate(values[label.name])) for label in labels}
 
 
@@ -567,8 +568,7 @@ def _find_duplicates(
 def _are_rows_alike(plan: Plan, work: WorkDirectory) -> bool:
     largest = max(plan.shards, key=lambda shard: shard.records)  # a random sample
     blocks = records.read(work.records_path(largest.file))
-    columns: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in islice((row for block in blocks for row in block.features()), _SAMPLED_ROWS):
-        for name, (_, values) in parse_entries(row).items():
-            columns[name][str(values)] += 1
-    return are_rows_alike(columns.values(), plan.records)
+    rows = islice((row for block in blocks for row in block.features()), _SAMPLED_ROWS)
+    columns, _ = decode(map(as_example, rows))
+    counts = [Counter(map(str, column.to_pylist())) for column in columns.values()]
+    return are_rows_alike(counts, plan.records)

@@ -20,7 +20,6 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess import inspect
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect import profile
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
@@ -30,7 +29,7 @@ from shardline.trainer.base import deserialize
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest
-from tests.helpers.datasets import write_dataset, write_shard
+from tests.helpers.datasets import serialize, write_dataset, write_shard
 from tests.helpers.labels import class_label, counted
 from tests.helpers.pages import Page
 

@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 from google.cloud.storage import Client
 
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -24,6 +23,7 @@ from shardline.components.storage import remote_files
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
+from tests.helpers.datasets import serialize
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run, write_images
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Source, prefetched
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PlatformError, SettingsError, SourceError
+from tests.helpers.datasets import serialize
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import REPOSITORY
 from tests.helpers.sources import content

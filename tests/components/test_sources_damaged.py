@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.preprocess.tfrecord import mask
 from shardline.trainer.base.errors import BadRecordError, ShardlineError, SourceError
+from tests.helpers.datasets import serialize
 from tests.helpers.mutations import JSON
 from tests.helpers.preprocessing import run
 

@@ -170,6 +170,7 @@ def serialize(values: Mapping[str, Any]) -> bytes:
     """Returns a tf.train.Example of texts, whole numbers and floats, and of arrays of them."""
     features = {}
     for name, value in values.items():
+        value = value.encode() if isinstance(value, str) else value
         if isinstance(value, bytes):
             features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
         elif np.issubdtype(np.asarray(value).dtype, np.integer):
