@@ -14,7 +14,7 @@ import pytest
 
 from shardline.components.preprocess import run
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import columns, open_source
+from shardline.components.preprocess.sources import formats, open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
 from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Feature
@@ -76,7 +76,7 @@ def test_key_and_image_are_columns_and_classes_are_the_whole_numbers_that_occur(
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_type_is_found_however_late(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers for many blocks, and then a float."""
-    monkeypatch.setattr(columns, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(formats, "BATCH_BYTES", 1000)
     many = 200_000 if suffix == "csv" else 2_000  # Arrow reads a megabyte of CSV at a time
     rows = [{"label": "a", "x": i} for i in range(many)] + [{"label": "b", "x": 0.5}]
     if suffix == "parquet":

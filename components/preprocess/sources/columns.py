@@ -1,30 +1,33 @@
 """Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as Arrow's record batches.
 
-Batches are bounded by bytes. The types of columns are found by reading the files once, and of a CSV file also
-its delimiter and encoding, and unclosed quotes that swallow rows.
+Batches are bounded by bytes. The types of columns are found by reading the files once.
 """
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import csv
-import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from shardline.components.preprocess.schema.labels import LARGEST_FLOAT, is_number
+from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
+from shardline.components.preprocess.sources.formats import (
+    BLOCK,
+    LARGEST_ROW,
+    Quotes,
+    RowTooLargeError,
+    as_source_error,
+    csv_batches,
+    find_format,
+)
 from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
 from shardline.components.storage import remote_files
 from shardline.components.storage.remote_files import find_files
-from shardline.trainer.base.errors import ShardlineError, SourceError, printable
+from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
 
 #: Types of columns by name, as in `Scan.types`.
@@ -33,18 +36,7 @@ Types = Mapping[str, str]
 #: No types are overrides of any column.
 NO_TYPES: Types = MappingProxyType({})
 
-#: Bytes that are read at a time, about, and the most of one row.
-BATCH_BYTES, _LARGEST_ROW = 1 << 22, 1 << 26
-
-_BLOCK = 1 << 20
-_BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
-
-# A row appended to a file: where it becomes a part of a value, a quote is not closed.
-_END = "\x1e\x04"
-
-# A value whose lines have as many cells as rows is taken for rows if this share of at least so many cells are
-# numbers in columns of numbers; in a table of texts, if it has so many lines.
-_SHARE, _NUMBERS, _LINES = 0.9, 2, 20
+_Item = TypeVar("_Item")
 
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Part of a path such as year=2026/month=11/part-0.parquet.
@@ -97,7 +89,7 @@ class Scan:
     gaps: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
     forms: dict[str, Form] = field(default_factory=dict)
-    block: int = _BLOCK
+    block: int = BLOCK
     batches: int = 0
     rows: int = 0
 
@@ -250,6 +242,18 @@ def override_type(kind: str, override: str) -> str:
     return COLUMN_TYPES.get(override, kind) if fits else kind
 
 
+def chosen(items: Iterable[_Item], numbers: Iterator[int] | None) -> Iterator[_Item]:
+    """Yields the items whose numbers, from 0, are some that ascend; all for None."""
+    wanted = numbers or count()
+    following = next(wanted, None)
+    for number, item in enumerate(items):
+        if number == following:
+            yield item
+            following = next(wanted, None)
+        if following is None:
+            return
+
+
 class TypedColumns:
     """Columns that can be read as batches of rows: of files, or of a database.
 
@@ -312,31 +316,28 @@ class Columns(TypedColumns):
         scan: Scan | None = None,
     ) -> None:
         self._paths, self._root = paths, root
-        for path in paths:
-            _check_format(path)
-        self.guessed = any(_FORMATS[_suffix(path)] is csv_batches for path in paths)
+        self.guessed = csv_batches in map(find_format, paths)
         super().__init__(scan or self._scan(overrides))
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row and file by file; or of some batches."""
-        wanted = numbers or count()
-        number, following = 0, next(wanted, None)
+        for path, partitions, batch, first in chosen(self._read(names), numbers):
+            place = "row" if self._root is None else f"{os.path.relpath(path, self._root)} row"
+            with as_source_error(path):
+                columns = {name: self._typed(name, batch, partitions) for name in names}
+            yield Rows(columns, batch.num_rows, place, first)
+
+    def _read(self, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str], Any, int]]:
+        """Yields the batches of all files: path and partitions, what it holds, and the number of a row."""
         for path in self._paths:
-            partitions = self._partitions(path)
+            partitions, first = self._partitions(path), 1
             stored = [name for name in names if name not in partitions]
             # Where only partitions are requested, another column gives the number of rows.
             stored = stored or [next(name for name in self.types if name not in partitions)]
-            place = "row" if self._root is None else f"{os.path.relpath(path, self._root)} row"
-            first = 1
-            with _as_source_error(path):
-                for batch in _FORMATS[_suffix(path)](path, stored, self.scan.block, None):
-                    if number == following:
-                        columns = {n: self._typed(n, batch, partitions) for n in names}
-                        yield Rows(columns, batch.num_rows, place, first)
-                        following = next(wanted, None)
-                    if following is None:
-                        return
-                    number, first = number + 1, first + batch.num_rows
+            with as_source_error(path):
+                for batch in find_format(path)(path, stored, self.scan.block, None):
+                    yield path, partitions, batch, first
+                    first += batch.num_rows
 
     def _typed(self, name: str, batch: Any, partitions: Mapping[str, str]) -> Any:
         import pyarrow as pa
@@ -351,18 +352,18 @@ class Columns(TypedColumns):
         return typed(values, kind, self.scan.forms.get(name))
 
     def _scan(self, overrides: Types) -> Scan:
-        block = _BLOCK
+        block = BLOCK
         while True:
             try:
                 return self._scan_in_blocks(overrides, block)
-            except _RowTooLargeError as error:
+            except RowTooLargeError as error:
                 block *= 8
-                if block > _LARGEST_ROW:
+                if block > LARGEST_ROW:
                     raise error.refusal from None
 
     def _scan_in_blocks(self, overrides: Types, block: int) -> Scan:
         found, batches, rows = dict[str, ColumnScan](), 0, 0
-        quotes = {path: Quotes(path) for path in self._paths if _FORMATS[_suffix(path)] is csv_batches}
+        quotes = {path: Quotes(path) for path in self._paths if find_format(path) is csv_batches}
         for path in self._paths:
             own = dict[str, None]()
             for columns in self._all_columns(path, block, quotes.get(path)):
@@ -391,8 +392,8 @@ class Columns(TypedColumns):
         import pyarrow as pa
 
         partitions = {name: (pa.array([value]), True) for name, value in self._partitions(path).items()}
-        with _as_source_error(path):
-            for batch in _FORMATS[_suffix(path)](path, None, block, quotes):
+        with as_source_error(path):
+            for batch in find_format(path)(path, None, block, quotes):
                 if twice := partitions.keys() & {*batch.schema.names}:
                     raise SourceError(
                         f"{path!r} has a column {min(twice)!r} in it and in its path; rename one"
@@ -425,296 +426,6 @@ def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes], bloc
         forms={name: form for name, (_, form) in results.items() if form},
         block=block,
     )
-
-
-def _suffix(path: str) -> str:
-    return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
-
-
-def _check_format(path: str) -> None:
-    suffix = _suffix(path)
-    if suffix not in _FORMATS or (detect_codec(path)[0] and suffix == ".parquet"):
-        raise SourceError(
-            f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
-            f".zst; convert it to one, or name the files of a directory with a pattern, such as "
-            f"{path}/**/*.parquet"
-        )
-
-
-def detect_codec(path: str) -> tuple[str, str]:
-    """Returns the compression of a file, in pyarrow's terms, and the suffix of its name for it."""
-    ends = {".gz": "gzip", ".zst": "zstd"}
-    return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
-
-
-@contextlib.contextmanager
-def open_decompressed(path: str) -> Iterator[Any]:
-    """Opens the decompressed content of a file."""
-    codec, _ = detect_codec(path)
-    with remote_files.open_read(path) as file:
-        if not codec:
-            yield file
-            return
-        import pyarrow as pa
-
-        with pa.CompressedInputStream(pa.PythonFile(file, "r"), codec) as plain:
-            yield plain
-
-
-class DecodedText(io.RawIOBase):
-    """A CSV file, followed by a row `_END` of `columns` columns.
-
-    Its `delimiter` is inferred from its first lines; its `encoding` is UTF-16 by its byte-order mark, else
-    UTF-8.
-    """
-
-    def __init__(self, file: Any, columns: int = 0) -> None:
-        # Not left to Arrow, which takes quotes after the mark for a part of the first name.
-        self._file, block = file, bytes(file.read(_BLOCK)).removeprefix(codecs.BOM_UTF8)
-        encoding = _BYTE_ORDER_MARKS.get(bytes(block[:2]), "utf-8")
-        text = re.sub('"[^"]*"', "", block.decode(encoding, "replace"))
-        self.encoding, self.delimiter = encoding[:6].rstrip("-"), _find_delimiter(text.split("\n")[:20])
-        end = f"\n{self.delimiter.join([_END] * columns)}\n" if columns else ""
-        self._block, self._end = memoryview(block), end.encode(encoding)
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Reads into a buffer."""
-        if not self._block:
-            block = self._file.read(len(buffer))
-            if not block:
-                block, self._end = self._end, b""
-            self._block = memoryview(block)
-        count = min(len(buffer), len(self._block))
-        buffer[:count], self._block = self._block[:count], self._block[count:]
-        return count
-
-
-def _find_delimiter(lines: Sequence[str]) -> str:
-    """Returns the delimiter that all of the first lines have as often, else that of the header."""
-    header, *rows = lines
-    rows = [line for line in rows[:-1] if line.strip()]  # the last may be cut off
-    found = [mark for mark in "\t;," if mark in header]
-    even = [mark for mark in found if all(line.count(mark) == header.count(mark) for line in rows)]
-    return max(even or found or [","], key=header.count)
-
-
-class Quotes:
-    """Finds unclosed quotes that swallow rows of a CSV file, batch by batch of texts.
-
-    `line` is the line in which the next row begins, unless there are empty lines.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path, self.line, self._last, self._delimiter = path, 2, 1, ","
-        self._suspects: list[tuple[int, str, str]] = []
-
-    def check(self, batch: Any, delimiter: str) -> Any:
-        """Notes values of several lines that have as many delimiters as that many rows.
-
-        Returns the batch without the row that was appended by `DecodedText`.
-        """
-        import numpy as np
-        import pyarrow.compute as pc
-
-        if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
-            self._last, batch = -self._last, batch.slice(0, batch.num_rows - 1)
-        added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, str, str]]()
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if not pc.any(pc.match_substring(column, "\n")).as_py():
-                continue
-            breaks = pc.count_substring(column, "\n").to_numpy()
-            added[1:] += breaks
-            wanted = breaks * (batch.num_columns - 1)
-            is_suspect = (wanted > 0) & (pc.count_substring(column, delimiter).to_numpy() == wanted)
-            suspects += [(row, name, column[row].as_py()) for row in np.flatnonzero(is_suspect).tolist()]
-        lines = self.line + np.cumsum(added) + np.arange(len(added))
-        self._suspects += [(int(lines[row]), name, value) for row, name, value in suspects]
-        self._delimiter, self.line = delimiter, int(lines[-1])
-        if self._last > 0:
-            self._last = int(lines[-2:][0])
-        return batch
-
-    def finish(self, kinds: Types) -> None:
-        """Raises SourceError where an unclosed quote swallows rows; `kinds` are the columns' types."""
-        if self._last > 0:
-            raise SourceError(
-                f"{self._path!r} ends within the quotes that open in line {self._last:,}; close them"
-            )
-        for line, column, value in self._suspects:
-            if self._holds_rows(column, value.split("\n"), kinds):
-                raise SourceError(
-                    f"{self._path!r}, line {line:,}: the quotes that open there contain the next "
-                    f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
-                )
-
-    def _holds_rows(self, column: str, lines: Sequence[str], kinds: Types) -> bool:
-        index = [*kinds].index(column)
-        first, *whole, last = (line.split(self._delimiter) for line in lines)
-        rows = [[""] * index + first, *whole, last + [""] * (len(kinds) - index - 1)]
-        if any(len(row) != len(kinds) for row in rows):
-            return False
-        others = [i for i, (name, kind) in enumerate(kinds.items()) if name != column and kind != "string"]
-        cells = [row[i] for row in rows for i in others if row[i].strip()]
-        if cells:
-            return len(cells) >= _NUMBERS and sum(map(is_number, cells)) > _SHARE * len(cells)
-        return len(lines) >= _LINES
-
-
-class _RowTooLargeError(Exception):
-    """A row is larger than the block that is read; `refusal` is its error."""
-
-    def __init__(self, refusal: SourceError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
-def csv_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
-    """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
-    import pyarrow as pa
-
-    header = _csv_header(path)
-    wanted = [*header] if names is None else names
-    with open_decompressed(path) as file:
-        stream = DecodedText(file, len(header) if quotes else 0)
-        try:
-            with _csv_reader(stream, block, [header[name] for name in wanted]) as reader:
-                for batch in reader:
-                    batch = batch.rename_columns(wanted)
-                    yield quotes.check(batch, stream.delimiter) if quotes else batch
-        except pa.ArrowInvalid as error:
-            message, _, more = str(error).partition("\n")
-            if not more and "straddling" not in message:
-                raise
-            line = quotes.line if quotes else 1
-            why = f"quotes contain more than a row ({message}); close them"
-            refusal = SourceError(f"cannot read {path!r} from line {line:,} on: {why}")
-            raise (_RowTooLargeError(refusal) if "straddling" in message else refusal) from None
-
-
-def _csv_header(path: str) -> dict[str, str]:
-    """Returns the columns of a CSV file as the header spells them, by their names without spaces around."""
-    with open_decompressed(path) as file:
-        stream = DecodedText(file)
-        text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, "replace", newline="")
-        lines = csv.reader(text, delimiter=stream.delimiter)
-        header = next((line for line in lines if line), [])
-    names = [name.strip() for name in header]
-    for name in names:
-        if not name:
-            raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
-        if names.count(name) > 1:
-            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
-    return dict(zip(names, header, strict=True))
-
-
-def _csv_reader(stream: DecodedText, block: int, columns: Sequence[str] = ()) -> Any:
-    """Opens some columns, or all, below a header line as they are, as text."""
-    import pyarrow as pa
-    import pyarrow.csv
-
-    return pyarrow.csv.open_csv(
-        io.BufferedReader(stream, 1 << 20),
-        # Messages name the row only with one thread.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding, block_size=block),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns
-        ),
-    )
-
-
-def parquet_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
-    """Yields some columns of a Parquet file, or all of them, in batches."""
-    import pyarrow.parquet as pq
-
-    with remote_files.open_read(path) as file:
-        opened = pq.ParquetFile(file, buffer_size=_BLOCK, pre_buffer=False)
-        facts = opened.metadata
-        size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
-        rows = max(1, min(1 << 16, BATCH_BYTES * facts.num_rows // max(size, 1)))
-        if not facts.num_rows:  # its columns
-            yield opened.schema_arrow.empty_table()
-        yield from opened.iter_batches(rows, columns=None if names is None else list(names))
-
-
-# Not by one call of pyarrow.json, which takes a column's type from the first block and refuses the first
-# float below whole numbers.
-def json_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
-    """Yields some columns of a file of JSON objects, or all; without those that no object of a batch has."""
-    import pyarrow as pa
-    import pyarrow.json
-
-    texts, first = set[str](), 1
-    for data in _line_blocks(path):
-        while True:
-            parsing = pyarrow.json.ParseOptions(pa.schema([(name, pa.string()) for name in texts]))
-            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-            try:
-                table = pyarrow.json.read_json(pa.py_buffer(data), reading, parsing)
-            except pa.ArrowInvalid as error:
-                why = re.sub(r"(?<=in row )\d+", lambda row: f"{first + int(row[0]):,}", str(error))  # noqa: B023
-                raise SourceError(f"{path!r}: {why}; write an object of JSON in each line") from None
-            times = {item.name for item in table.schema if pa.types.is_timestamp(item.type)}
-            if not times:
-                break
-            texts |= times  # texts that look like times are read as they are
-        first += table.num_rows
-        for batch in table.combine_chunks().to_batches():
-            yield batch if names is None else batch.select([n for n in names if n in batch.schema.names])
-
-
-def _line_blocks(path: str) -> Iterator[bytes]:
-    """Yields the content of a file in blocks of whole lines."""
-    with open_decompressed(path) as file:
-        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
-        while block := file.read(BATCH_BYTES):
-            end = block.rfind(b"\n") + 1
-            if end:
-                yield rest + block[:end]
-                rest = block[end:]
-            else:
-                rest += block
-            if len(rest) > _LARGEST_ROW:
-                raise SourceError(
-                    f"{path!r} has a line of more than {_LARGEST_ROW >> 20} MiB; a row is one line"
-                )
-        if rest.strip():
-            yield rest
-
-
-@contextlib.contextmanager
-def _as_source_error(path: str) -> Iterator[None]:
-    """Turns errors of pyarrow about a file into a SourceError; a damaged one may raise anything."""
-    try:
-        yield
-    except (ShardlineError, _RowTooLargeError):
-        raise
-    except ImportError:
-        raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
-    except Exception as error:
-        why = remote_files.reason(error)
-        hint = "; save it as UTF-8 (iconv -f latin1 -t utf-8 FILE > NEW)" if "invalid UTF8" in why else ""
-        raise SourceError(f"cannot read {path!r}: {why}{hint}") from None
-
-
-#: Functions that read a file in batches of Arrow's, by suffix.
-_FORMATS: Mapping[str, Callable[[str, Sequence[str] | None, int, Quotes | None], Iterator[Any]]] = {
-    ".csv": csv_batches,
-    ".tsv": csv_batches,
-    ".jsonl": json_batches,
-    ".ndjson": json_batches,
-    ".parquet": parquet_batches,
-}
 
 
 def open_table(path: str, overrides: Types = NO_TYPES, scan: Scan | None = None) -> tuple[TypedColumns, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 import xxhash
@@ -14,14 +13,15 @@ from shardline.components.preprocess.example import decode
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import (
-    BATCH_BYTES,
     Rows,
     Scan,
     TypedColumns,
+    chosen,
     override_type,
     typed,
 )
 from shardline.components.preprocess.sources.example import Span
+from shardline.components.preprocess.sources.formats import BATCH_BYTES
 from shardline.components.preprocess.sources.forms import is_wide
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
@@ -158,14 +158,8 @@ class _ExampleColumns(TypedColumns):
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row and file by file; or of some batches."""
-        wanted = numbers or count()
-        following = next(wanted, None)
-        for number, (file, first, records) in enumerate(self._chunks()):
-            if number == following:
-                yield self._rows(file, first, records, names)
-                following = next(wanted, None)
-            if following is None:
-                return
+        for file, first, records in chosen(self._chunks(), numbers):
+            yield self._rows(file, first, records, names)
 
     def _chunks(self) -> Iterator[tuple[TfRecordFile, int, list[Any]]]:
         """Yields records, or their errors, that follow each other in a file, and the number of the first."""
