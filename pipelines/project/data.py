@@ -20,7 +20,8 @@ from shardline.components.preprocess.settings import SMALLEST, PreprocessSetting
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.columns import TypedColumns, open_table
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.preprocess.sources.table import TIMES, TableRows
+from shardline.components.preprocess.sources.forms import TIME_PARTS
+from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
@@ -196,7 +197,7 @@ def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSett
         )
     for column in first.columns:
         if column not in types:
-            raise labels.unknown_column(path, column, types, labelled=True)
+            raise labels.unknown_label(path, column, types, labelled=True)
     return first
 
 
@@ -226,7 +227,7 @@ def _count(table: TypedColumns) -> tuple[int, Mapping[str, Counter[Any]], Mappin
 def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
     """Returns the use of a column, of `_USES`, or why it is left out."""
     different, known, first, is_text = len(counts), counts.total(), [*islice(counts, 1_000)], kind == "string"
-    if kind in TIMES:
+    if kind in TIME_PARTS:
         return "is a time, which some rows lack" if missing else "time"
     if kind not in COLUMN_TYPES.values() or different < 2:
         return "never varies" if different < 2 else f"is {kind}"

@@ -203,7 +203,7 @@ def test_whole_numbers_are_times_by_name_and_range(factor: int, name: str) -> No
 
 def test_parts_of_times() -> None:
     times = pa.array([datetime(2024, 12, 30, 23, 59), None], pa.timestamp("us"))
-    parts = {name: part.to_pylist() for name, part in time_parts("at", times).items()}
+    parts = {name: part.to_pylist() for name, part in time_parts("at", "time", times).items()}
     assert {name: part[0] for name, part in parts.items()} == {
         "at year": 2024, "at month": 12, "at weekday": 0, "at hour": 23
     }  # fmt: skip

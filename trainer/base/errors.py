@@ -54,6 +54,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def short(value: object) -> str:
+    """Returns the beginning of a value as Python writes it, for a message."""
+    return printable(repr(value))[:60]
+
+
 class SettingsError(ShardlineError):
     """A setting, flag or parameter is missing, mistyped or out of range."""
 

@@ -19,7 +19,7 @@ from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import SOURCE_SPLITS
 from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
 from shardline.components.preprocess.sources.example import BadExample, Batch, Example, Span
-from shardline.trainer.base.errors import BadRecordError, SourceError, printable
+from shardline.trainer.base.errors import BadRecordError, SourceError, short
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION, Feature, Label, is_class
 from shardline.trainer.data.manifest import SPLITS
 
@@ -88,7 +88,7 @@ class ExampleColumns:
         is_multiple, names = len(self._labels) > 1, {label.name for label in self._labels}
         if is_multiple and (not isinstance(label, Mapping) or label.keys() != names):
             raise BadRecordError(
-                example.key, f"has the labels {_short(label)}, not one for each label of the source"
+                example.key, f"has the labels {short(label)}, not one for each label of the source"
             )
         return {
             of.name: _store(of, label[of.name] if is_multiple else label, example.key) for of in self._labels
@@ -173,7 +173,7 @@ def _store(label: Label, value: Any, name: str) -> Any:
     outputs, is_list = label.outputs, isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     if label.kind == CLASS:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not the index of a class")
+            raise BadRecordError(name, f"label {label.name!r} is {short(value)}, not the index of a class")
         index = value.__index__()
         if not 0 <= index < len(outputs):
             raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(outputs) - 1}")
@@ -185,7 +185,7 @@ def _store(label: Label, value: Any, name: str) -> Any:
         numbers = [_number(number, output, name) for number, output in zip(values, outputs, strict=True)]
         return numbers if label.feature.shape else numbers[0]
     if not is_list and not isinstance(value, set | frozenset):
-        raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not a list of names")
+        raise BadRecordError(name, f"label {label.name!r} is {short(value)}, not a list of names")
     if all(isinstance(item, str) for item in value):
         if unknown := [item for item in value if item not in outputs]:
             raise BadRecordError(name, f"label {label.name!r} has {unknown[0]!r}, which is none of its names")
@@ -193,19 +193,15 @@ def _store(label: Label, value: Any, name: str) -> Any:
         return [int(output in chosen) for output in outputs]
     if len(value) != len(outputs) or any(item not in (0, 1) for item in value):
         raise BadRecordError(
-            name, f"label {label.name!r} is {_short(value)}, not a 0 or 1 for each of its names"
+            name, f"label {label.name!r} is {short(value)}, not a 0 or 1 for each of its names"
         )
     return list(map(int, value))
 
 
 def _number(value: Any, output: str, name: str) -> float:
     if isinstance(value, str | bytes | bool) or value is None:
-        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a number")
+        raise BadRecordError(name, f"{output!r} is {short(value)}, not a number")
     number = float(np.float32(value)) if abs(float(value)) <= LARGEST_FLOAT else math.inf
     if not math.isfinite(number):
-        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a finite number")
+        raise BadRecordError(name, f"{output!r} is {short(value)}, not a finite number")
     return number
-
-
-def _short(value: Any) -> str:
-    return printable(repr(value))[:60]

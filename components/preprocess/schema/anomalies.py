@@ -26,7 +26,7 @@ from shardline.components.preprocess.schema.schema import (
     Schema,
     whole,
 )
-from shardline.trainer.base.errors import printable
+from shardline.trainer.base.errors import printable, short
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 
 _Mask = npt.NDArray[np.bool_]
@@ -46,7 +46,6 @@ _TRUTHS = {"true": 1.0, "false": 0.0}
 _EXPECTED = {NUMBER: "a number", INTEGER: "a whole number", BOOLEAN: "true or false", STRING: "text"}
 _EXPECTED[LIST] = "a list of names"
 _IN_USE = "no such field in the schema; the column is used all the same"
-_LONGEST = 60
 
 
 class SchemaCheck:
@@ -93,7 +92,7 @@ class SchemaCheck:
             for problem, expected, mask in check(values):
                 if count := int(np.count_nonzero(mask)):
                     first = int(mask.argmax())
-                    value = "" if problem == MISSING else printable(repr(values[first].as_py()))[:_LONGEST]
+                    value = "" if problem == MISSING else short(values[first].as_py())
                     self._record(Anomaly(name, problem, expected, count, 0, keys[first], value))
 
     def found(self) -> list[Any]:

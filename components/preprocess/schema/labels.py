@@ -81,15 +81,23 @@ def is_number(value: str) -> bool:
     return True
 
 
-def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
-    """Returns the error of a label in a column that a table does not have."""
+def unknown_column(
+    table: str, column: str, types: Iterable[str], purpose: str, remedy: str = "name one of these"
+) -> SourceError:
+    """Returns the error of a column that a table does not have; `purpose` as in "to split by"."""
     named = printable(", ".join(types))[:300]
+    remedy = did_you_mean(column, types) or remedy
+    return SourceError(f"{table!r} has no column {column!r} {purpose}, it has {named}; {remedy}")
+
+
+def unknown_label(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
+    """Returns the error of a label in a column that a table does not have."""
     if labelled:
-        hint = did_you_mean(column, types) or "name one of these"
-        return SourceError(f"{table!r} has no column {column!r} for the label, it has {named}; {hint}")
+        return unknown_column(table, column, types, "for the label")
     last = [*types][-1] if [*types] else "fare"
     options = [f"--label {shlex.quote(value)}" for value in (last, f"{REGRESSION}:{last}")]
+    named, options_named = printable(", ".join(types))[:300], ", or with its kind, ".join(options)
     return SourceError(
         f"{table!r} has no column 'label', it has {named}; say which one is to be predicted with "
-        f"{', or with its kind, '.join(options)} (label in a pipeline)"
+        f"{options_named} (label in a pipeline)"
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import SettingsError, printable
+from shardline.trainer.base.errors import SettingsError, printable, short
 
 ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "string", "boolean", "list"
 
@@ -109,7 +109,7 @@ def _field(content: Any, where: str) -> Field:
     for word, value in constraints.items():
         is_right, what = _CONSTRAINTS[kind][word]
         if not is_right(value):
-            raise SettingsError(f"{where}: {word} must be {what}, not {printable(repr(value))[:60]}")
+            raise SettingsError(f"{where}: {word} must be {what}, not {short(value)}")
     for low, high in (("minimum", "maximum"), ("minLength", "maxLength")):
         if {low, high} <= constraints.keys() and constraints[low] > constraints[high]:
             raise SettingsError(
@@ -117,7 +117,7 @@ def _field(content: Any, where: str) -> Field:
             )
     most = content.get(MAX_MISSING, 1.0)
     if not _is_number(most) or not 0 <= most <= 1:
-        raise SettingsError(f"{where}: {MAX_MISSING} must be a share, 0..1, not {printable(repr(most))[:60]}")
+        raise SettingsError(f"{where}: {MAX_MISSING} must be a share, 0..1, not {short(most)}")
     return Field(name, kind, constraints, most)
 
 

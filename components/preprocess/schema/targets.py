@@ -17,7 +17,7 @@ from shardline.components.preprocess.schema.labels import (
     LabelSetting,
     is_number,
 )
-from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.base.errors import SourceError, short
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 
 #: More classes than these are no classes.
@@ -173,14 +173,14 @@ def _check_names(column: str, distinct: set[str], rows: int, values: _Values) ->
     multiple = min((name for name, parts in split.items() if len(parts) > 1), default=None)
     if multiple is not None and len(set(chain.from_iterable(split.values()))) < len(distinct):
         raise SourceError(
-            f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is several names, "
+            f"column {column!r} has {short(multiple)}: say whether that is several names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
         )
     # So many texts that nearly every row would be a class of its own.
     if len(distinct) > FEW and len(distinct) > rows / 2:
         raise SourceError(
             f"column {column!r} has {len(distinct):,} different texts in {rows:,} rows, such as "
-            f"{printable(repr(min(distinct)))[:60]}, which are hardly names of classes; name another column, "
+            f"{short(min(distinct))}, which are hardly names of classes; name another column, "
             f"or say that they are with label=class:{column}"
         )
 
@@ -190,7 +190,7 @@ def _refuse_text(column: str, arrays: Iterable[Any]) -> None:
     for row, value in enumerate(values, start=1):
         if value not in (None, "") and not is_number(value):
             raise SourceError(
-                f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
+                f"column {column!r} has {short(value)} in row {row:,}, which is no number; "
                 f"correct it, or say that the column is of classes, label=class:{column}"
             )
 
@@ -252,7 +252,10 @@ def _encode_class(label: Label, column: str, array: Any) -> tuple[npt.NDArray[An
         is_missing = np.asarray(numbers.is_null())
     return targets, [
         _missing(column, is_missing),
-        Fault(targets < 0, lambda row: f"has {_short(array[row])} in column {column!r}, none of its classes"),
+        Fault(
+            targets < 0,
+            lambda row: f"has {short(array[row].as_py())} in column {column!r}, none of its classes",
+        ),
     ]
 
 
@@ -284,7 +287,9 @@ def _encode_names(label: Label, column: str, array: Any) -> tuple[npt.NDArray[An
     targets = np.zeros((len(array), len(label.outputs)), np.int64)
     targets[rows, found] = 1
     return targets, [
-        Fault(unknown, lambda row: f"has {_short(array[row])} in column {column!r}, not only its names")
+        Fault(
+            unknown, lambda row: f"has {short(array[row].as_py())} in column {column!r}, not only its names"
+        )
     ]
 
 
@@ -302,7 +307,7 @@ def _encode_flags(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.ND
             flags = pc.fill_null(_whole(array)[0], -1).to_numpy(zero_copy_only=False)
 
         def reason(row: int, array: Any = array, column: str = column) -> str:
-            return f"has {_short(array[row])} in column {column!r}, not 0 or 1"
+            return f"has {short(array[row].as_py())} in column {column!r}, not 0 or 1"
 
         faults.append(Fault((flags != 0) & (flags != 1), reason))
         targets[:, index] = flags
@@ -316,7 +321,3 @@ def _index(values: Any, known: Sequence[Any]) -> npt.NDArray[np.int64]:
 
     found = pc.index_in(values, pa.array(known, values.type), skip_nulls=True)
     return np.asarray(pc.fill_null(found, -1), np.int64)
-
-
-def _short(value: Any) -> str:
-    return printable(repr(value.as_py()))[:60]

@@ -156,7 +156,7 @@ class ListedFiles(TableRows):
         wanted = {column for label in labels.parse(settings.label) for column in label.columns}
         wanted |= {settings.group} if settings.group else set()
         for column in wanted - columns.types.keys():
-            raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
+            raise labels.unknown_label(table, column, columns.types, labelled=column != LABEL)
         types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
         columns.scan = replace(columns.scan, types=types)
         super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))

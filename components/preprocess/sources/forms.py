@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from shardline.components.preprocess.schema.labels import NO_VALUES
-from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.base.errors import SourceError, printable, short
 
 # Whole numbers up to this one are exact as floats of 32 bits.
 _EXACT = 1 << 24
@@ -65,8 +65,9 @@ _TIME_NAME = re.compile(r"(?i)(?:^|_)(?:at|ts)(?:$|_)|time|date|(?-i:At$)")
 _EPOCH = (631_152_000, 4_102_444_800)
 _EPOCH_UNITS = {"s": 10**6, "ms": 1000, "us": 1}
 
-#: Parts of a time that are features, and their functions in pyarrow.compute.
-TIME_PARTS = {"year": "year", "month": "month", "weekday": "day_of_week", "hour": "hour"}
+_DATE_PARTS = {"year": "year", "month": "month", "weekday": "day_of_week"}
+#: Parts of times that are features, and their functions in pyarrow.compute, by the type of the column.
+TIME_PARTS = {"date": _DATE_PARTS, "time": {**_DATE_PARTS, "hour": "hour"}}
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,14 @@ def is_wide(least: int | None, largest: int | None) -> bool:
     return max(abs(least or 0), abs(largest or 0)) > _EXACT
 
 
-def time_parts(name: str, times: Any) -> dict[str, Any]:
+def time_parts(name: str, kind: str, times: Any) -> dict[str, Any]:
     """Returns the parts of times as float64, NaN where there is none; weekdays count from Monday, 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     return {
         f"{name} {part}": pc.fill_null(pc.cast(getattr(pc, function)(times), pa.float64()), float("nan"))
-        for part, function in TIME_PARTS.items()
+        for part, function in TIME_PARTS[kind].items()
     }
 
 
@@ -314,7 +315,7 @@ class TextScan:
         if self._said == "text" or (self._marked and not self._values and not self._said):
             return Form("string")
         if self._code:
-            why = f"since it has {_quoted(self._code)}, which a number would change"
+            why = f"since it has {short(self._code)}, which a number would change"
             instead = f"{self._option('number')} makes it a number"
             return Form("string", code=self._code, note=f"{self._column} is text, {why}; {instead}")
         if self._kind == "int64":
@@ -344,7 +345,7 @@ class TextScan:
 
         form = forms[0]
         if form.kind == "time" and len(forms) > 1:
-            dates = f"has dates such as {_quoted(self._other[1])}"
+            dates = f"has dates such as {short(self._other[1])}"
             why = f"{dates}, where the day or the month may be first in all rows"
             instead = f"write them as 2024-12-31, or say that they are text: {self._option('text')}"
             return Form("string", fault=f"{self._column} {why}; {instead}")
@@ -368,7 +369,7 @@ class TextScan:
         row, value = best.first
         what = "times" if best.form.kind == "time" else "numbers"
         fits = f"{what} in {self._values - best.misses:,} of {self._values:,} rows"
-        found = f"{column} has {_quoted(value)} in row {row:,}, and {fits}"
+        found = f"{column} has {short(value)} in row {row:,}, and {fits}"
         if self.override:
             return Form("string")
         if best.misses <= min(max(1, _RARE * self._values), _MISSES * self._values):
@@ -377,7 +378,7 @@ class TextScan:
         if best.misses <= _MISSES * self._values:
             return Form("string", note=f"warning: {found}: it is text")
         if self._like_numbers:
-            why = f"since {_quoted(self._other[1])} and the like are no numbers; write these as 1234.5"
+            why = f"since {short(self._other[1])} and the like are no numbers; write these as 1234.5"
             return Form("string", note=f"warning: {column} is text, {why}, or say {keep}")
         return Form("string")
 
@@ -392,7 +393,7 @@ class TextScan:
         """Returns the line about values that are read in other ways than as they are."""
         parts = []
         if read:
-            parts.append(f"holds {what} such as {_quoted(value or self._other[1])}, read as {read}")
+            parts.append(f"holds {what} such as {short(value or self._other[1])}, read as {read}")
         if self._marked:
             parts.append(f"has {self._marker!r} in {self._marked:,} of {self._rows:,} rows, read as no value")
         if not parts:
@@ -401,12 +402,8 @@ class TextScan:
 
     def _refuse(self, what: str, found: tuple[int, str]) -> None:
         row, value = found
-        why = f"{self._column} has {_quoted(value)} in row {row:,}, which is no {what}"
+        why = f"{self._column} has {short(value)} in row {row:,}, which is no {what}"
         raise SourceError(f"{why}; correct it, leave it empty, or correct {self._option(self.override)}")
-
-
-def _quoted(value: str) -> str:
-    return printable(repr(value))[:60]
 
 
 def _first(values: Any, mask: Any, row: int = 0) -> tuple[int, str]:

@@ -27,16 +27,13 @@ from shardline.components.preprocess.sources.example import (
 from shardline.components.preprocess.sources.forms import TIME_PARTS, time_parts
 from shardline.components.preprocess.time_split import LEFT_OUT, TimeSplit, parse_times, time_feature
 from shardline.components.storage import remote_files
-from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature, Label
 
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
 _SCALARS = ("int64", "float32", "string")
-
-#: Types of columns of times, which become numbers.
-TIMES = ("time", "date")
 
 
 class TableRows:
@@ -83,9 +80,7 @@ class TableRows:
                     f"{found}; correct its values, or the type"
                 )
         if time and time not in types:
-            raise SourceError(
-                f"{name!r} has no column {time!r} to split by, it has {printable(', '.join(types))[:300]}"
-            )
+            raise labels.unknown_column(name, time, types, "to split by")
         self._names = self._feature_columns({o: t for o, t in settings.features.items() if o != LABEL})
         self._check_forms()
         self._check_types(images)
@@ -102,10 +97,8 @@ class TableRows:
 
     def _declared(self) -> Iterator[Feature]:
         for ours, theirs in self._names.items():
-            if self._columns.types[theirs] in TIMES:
-                yield from (
-                    Feature(name, "float32") for name in _part_names(ours, self._columns.types[theirs])
-                )
+            if parts := TIME_PARTS.get(self._columns.types[theirs]):
+                yield from (Feature(f"{ours} {part}", "float32") for part in parts)
             elif ours not in _ROLES:
                 yield _feature(ours, self._type(theirs))
         if self._time_feature:
@@ -242,11 +235,8 @@ class TableRows:
         named.update(features)
         for ours, theirs in named.items():
             if theirs not in types:
-                raise SourceError(
-                    f"{name!r} has no column {theirs!r} for {ours}, it has "
-                    f"{printable(', '.join(types))[:300]}; say which is which with features, "
-                    "such as image=photo"
-                )
+                remedy = "say which is which with features, such as image=photo"
+                raise labels.unknown_column(name, theirs, types, f"for {ours}", remedy)
             if theirs in self._targets:
                 raise SourceError(
                     f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
@@ -278,7 +268,7 @@ class TableRows:
             what = f"column {theirs!r} of {self._name!r} is {types[theirs]}"
             if types[theirs] not in fitting.get(ours, (types[theirs],)):
                 raise SourceError(f"{what}; as {ours}, {' or '.join(fitting[ours])} is needed")
-            if ours not in fitting and _feature("", types[theirs]).dtype not in (*_SCALARS, *TIMES):
+            if ours not in fitting and _feature("", types[theirs]).dtype not in (*_SCALARS, *TIME_PARTS):
                 raise SourceError(
                     f"{what}; only whole numbers, floats, booleans, times and text can be used: convert it, "
                     "or name the columns to use with features"
@@ -297,7 +287,7 @@ def _label_settings(
     for setting in wanted:
         for column in setting.columns:
             if column not in types:
-                raise labels.unknown_column(name, column, types, labelled=bool(label or LABEL in features))
+                raise labels.unknown_label(name, column, types, labelled=bool(label or LABEL in features))
     return wanted
 
 
@@ -308,11 +298,6 @@ def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
         for index in np.flatnonzero(fault.mask).tolist() if fault.mask.any() else ():
             found.setdefault(index, fault.reason(index))
     return found
-
-
-def _part_names(name: str, kind: str) -> list[str]:
-    """Returns the features of a column of times; a date has no hour."""
-    return [f"{name} {part}" for part in TIME_PARTS if kind == "time" or part != "hour"]
 
 
 def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fault]:
@@ -338,9 +323,8 @@ def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if kind in TIMES:
-        parts = time_parts(name, values)
-        return {part: parts[part] for part in _part_names(name, kind)}
+    if kind in TIME_PARTS:
+        return time_parts(name, kind, values)
     values = typed(values, kind)
     if values.null_count and not kind.startswith("int64"):
         feature = _feature(name, kind)
