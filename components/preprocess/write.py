@@ -184,7 +184,7 @@ def drop_bad_images(found: Survey, work: WorkDirectory, processes: Processes, re
     """Removes examples whose image cannot be stored from the buckets, before they are planned."""
     found.plan.save(work.plan)
     found.buckets.flush()
-    meter = Meter("checked", sum(found.codes), rejected=rejected.reasons.total())
+    meter = Meter("checked", sum(found.codes), rejected=len(rejected.found))
     buckets = [path.name for path in found.buckets.paths if path.exists()]
     bad, codes = processes.run(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
     for bucket in buckets:

@@ -219,41 +219,36 @@ _TOGETHER, _HELD_BYTES = 512, 4 << 20
 
 
 class Rejected:
-    """Bad examples: with the policy "fail" an error; with "skip" named in a file and counted in `reasons`."""
+    """Bad examples, an error with the policy "fail"; with "skip", `found` has their names and reasons."""
 
     def __init__(self, policy: str) -> None:
-        self._policy, self._lines = policy, list[str]()
-        self.reasons = Counter[str]()
+        self._policy, self.found = policy, list[Sequence[str]]()
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Number of examples by reason."""
+        return Counter(reason for _, reason in self.found)
 
     def add(self, error: BadRecordError) -> None:
         """Leaves an example out; under the policy "fail", raises its error."""
         if self._policy == "fail":
             skip = "leave such examples out: --on-bad-record skip (on_bad_record in a pipeline)"
             raise BadRecordError(error.name, f"{error.reason}; correct it, or {skip}")
-        self.merge([(error.name, error.reason)])
-
-    def merge(self, found: Iterable[Sequence[str]]) -> None:
-        """Leaves examples out, of names and reasons."""
-        for name, reason in found:
-            self.reasons[reason] += 1
-            self._lines.append(json.dumps({"file": name, "reason": reason}) + "\n")
-
-    def pairs(self) -> list[list[str]]:
-        """Returns the names and reasons of examples that were left out."""
-        return [[*json.loads(line).values()] for line in self._lines]
+        self.found.append((error.name, error.reason))
 
     def write(self, path: Path) -> None:
         """Writes the names, sorted: the order of a stream of rows differs from run to run."""
-        if self._lines:
-            path.write_text("".join(sorted(self._lines)))
+        if self.found:
+            lines = (json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in self.found)
+            path.write_text("".join(sorted(lines)))
 
     def check(self, records_in: int, largest_fraction: float) -> None:
         """Raises SourceError if too many were left out, with the most frequent reason and an example."""
-        total = self.reasons.total()
+        total = len(self.found)
         if total <= largest_fraction * records_in:
             return
         reason, count = self.reasons.most_common(1)[0]
-        name = next(found["file"] for found in map(json.loads, self._lines) if found["reason"] == reason)
+        name = next(name for name, why in self.found if why == reason)
         raise SourceError(
             f"{total:,} of {records_in:,} examples cannot be used, more than max_bad_fraction "
             f"{largest_fraction:g} allows; {count:,} of them: {reason} ({name!r})"
@@ -299,7 +294,7 @@ def survey(
     plan = replace(
         plan,
         places=locations,
-        records_in=int(counts.sum()) + rejected.reasons.total(),
+        records_in=int(counts.sum()) + len(rejected.found),
         anomalies=builder.anomalies(),
     )
     numbers_copies = bool(getattr(source, "numbers_copies", False))
@@ -498,7 +493,7 @@ class _RecordBuilder:
             "existing": sorted(self.existing, key=str),
             "groups": sorted(self._groups)[:2],
             "rounded": sorted(self._rounded),
-            "rejected": self._rejected.pairs(),
+            "rejected": self._rejected.found,
             "schema": self._schema.found() if self._schema else [],
         }
 
@@ -510,7 +505,7 @@ class _RecordBuilder:
         self.existing.update(state["existing"])
         self._groups.update(state["groups"])
         self._rounded.update(state["rounded"])
-        self._rejected.merge(state["rejected"])
+        self._rejected.found += state["rejected"]
         if self._schema:
             self._schema.merge(state["schema"])
 
@@ -529,7 +524,7 @@ class _RecordBuilder:
     def check(self) -> None:
         """Refuses examples that together make no dataset."""
         count = int(self.counts.sum())
-        if not count + self._rejected.reasons.total():
+        if not count + len(self._rejected.found):
             raise SourceError("the source is empty: it has no example")
         if len(self._groups) == 1:
             raise SourceError(

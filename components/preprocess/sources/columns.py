@@ -259,10 +259,7 @@ class TypedColumns:
 
     Attributes:
         scan: Facts about them.
-        guessed: Whether the types are inferred from the values, as in CSV.
     """
-
-    guessed = False
 
     def __init__(self, scan: Scan) -> None:
         self.scan = scan
@@ -316,7 +313,7 @@ class Columns(TypedColumns):
         scan: Scan | None = None,
     ) -> None:
         self._paths, self._root = paths, root
-        self.guessed = csv_batches in map(find_format, paths)
+        self._is_csv = csv_batches in map(find_format, paths)
         super().__init__(scan or self._scan(overrides))
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
@@ -368,12 +365,10 @@ class Columns(TypedColumns):
             own = dict[str, None]()
             for columns in self._all_columns(path, block, quotes.get(path)):
                 own |= dict.fromkeys(columns)
-                batches, rows = (
-                    batches + 1,
-                    rows + max((len(values) for values, _ in columns.values()), default=0),
-                )
-                for name, (values, guessed) in columns.items():
+                batches, rows = batches + 1, rows + max(map(len, columns.values()), default=0)
+                for name, values in columns.items():
                     if name not in found:
+                        guessed = self._is_csv or name in self._partitions(path)
                         found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)
                     found[name].add(values, path)
             if not own:
@@ -385,21 +380,18 @@ class Columns(TypedColumns):
                 )
         return replace(_finish_scan(found, quotes.values(), block), batches=batches, rows=rows)
 
-    def _all_columns(
-        self, path: str, block: int, quotes: Quotes | None
-    ) -> Iterator[Mapping[str, tuple[Any, bool]]]:
-        """Yields all columns of a file, batch by batch, and whether they are text that may be numbers."""
+    def _all_columns(self, path: str, block: int, quotes: Quotes | None) -> Iterator[Mapping[str, Any]]:
+        """Yields all columns of a file, batch by batch."""
         import pyarrow as pa
 
-        partitions = {name: (pa.array([value]), True) for name, value in self._partitions(path).items()}
+        partitions = {name: pa.array([value]) for name, value in self._partitions(path).items()}
         with as_source_error(path):
             for batch in find_format(path)(path, None, block, quotes):
                 if twice := partitions.keys() & {*batch.schema.names}:
                     raise SourceError(
                         f"{path!r} has a column {min(twice)!r} in it and in its path; rename one"
                     )
-                columns = zip(batch.schema.names, batch.columns, strict=True)
-                yield {name: (values, self.guessed) for name, values in columns} | partitions
+                yield dict(zip(batch.schema.names, batch.columns, strict=True)) | partitions
 
     def _partitions(self, path: str) -> dict[str, str]:
         below = os.path.relpath(os.path.dirname(path), self._root) if self._root is not None else ""

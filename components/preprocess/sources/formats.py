@@ -188,13 +188,21 @@ def csv_batches(
 ) -> Iterator[Any]:
     """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
     import pyarrow as pa
+    import pyarrow.csv
 
     header = _csv_header(path)
     wanted = [*header] if names is None else names
+    types = {header[name]: pa.string() for name in wanted}
     with _open_decompressed(path) as file:
         stream = _DecodedText(file, len(header) if quotes else 0)
         try:
-            with _csv_reader(stream, block, [header[name] for name in wanted]) as reader:
+            with pyarrow.csv.open_csv(
+                io.BufferedReader(stream, 1 << 20),
+                # Messages name the row only with one thread.
+                pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding, block_size=block),
+                pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
+                pyarrow.csv.ConvertOptions(column_types=types, include_columns=[*types]),
+            ) as reader:
                 for batch in reader:
                     batch = batch.rename_columns(wanted)
                     yield quotes.check(batch, stream.delimiter) if quotes else batch
@@ -222,22 +230,6 @@ def _csv_header(path: str) -> dict[str, str]:
         if names.count(name) > 1:
             raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
     return dict(zip(names, header, strict=True))
-
-
-def _csv_reader(stream: _DecodedText, block: int, columns: Sequence[str] = ()) -> Any:
-    """Opens some columns, or all, below a header line as they are, as text."""
-    import pyarrow as pa
-    import pyarrow.csv
-
-    return pyarrow.csv.open_csv(
-        io.BufferedReader(stream, 1 << 20),
-        # Messages name the row only with one thread.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding, block_size=block),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns
-        ),
-    )
 
 
 def _parquet_batches(

@@ -81,7 +81,6 @@ class Form:
         time_format: "iso", "iso with zone", "epoch s", "epoch ms", "epoch us", or as in strptime.
         has_gaps: Whether some rows have no value.
         is_wide: Whether some whole numbers are not exact as floats of 32 bits.
-        code: First value that a number would change, for which the column is text; or "".
         note: A line about the column for the user, or "".
         fault: Why the column, which is a string then, cannot be a feature or a label, or "". It is raised by
             the caller, who knows which columns are used.
@@ -93,7 +92,6 @@ class Form:
     time_format: str = ""
     has_gaps: bool = False
     is_wide: bool = False
-    code: str = ""
     note: str = ""
     fault: str = ""
 
@@ -317,7 +315,7 @@ class TextScan:
         if self._code:
             why = f"since it has {short(self._code)}, which a number would change"
             instead = f"{self._option('number')} makes it a number"
-            return Form("string", code=self._code, note=f"{self._column} is text, {why}; {instead}")
+            return Form("string", note=f"{self._column} is text, {why}; {instead}")
         if self._kind == "int64":
             return self._whole()
         readings = [reading for reading in self._readings if not reading.misses]

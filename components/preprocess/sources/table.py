@@ -43,7 +43,6 @@ class TableRows:
 
     Args:
         name: Name of the table in messages.
-        columns: Columns of the table.
         settings: Settings, of which `features`, `label`, `columns` and `split_by_time` are used.
         images: Types that a column of images may have: "string", a path or a URL; "bytes", the image.
         overrides: Types of columns, as for `columns.Columns`; those of the settings by default.
