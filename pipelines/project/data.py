@@ -16,6 +16,7 @@ from typing import Any
 
 from shardline.components.preprocess.images.structure import read_header
 from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.schema.schema import NO_VALUES
 from shardline.components.preprocess.settings import SMALLEST, PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.columns import TypedColumns, open_table
@@ -213,7 +214,7 @@ def _count(table: TypedColumns) -> tuple[int, Mapping[str, Counter[Any]], Mappin
             is_value = pa.types.is_primitive(values.type) or pa.types.is_string(values.type)
             known = (values if is_value else pa.array(map(str, values.to_pylist()))).drop_null()
             if pa.types.is_string(values.type):
-                known = known.filter(pc.invert(pc.is_in(known, pa.array([*labels.NO_VALUES]))))
+                known = known.filter(pc.invert(pc.is_in(known, pa.array([*NO_VALUES]))))
             missing[name] += batch.size - len(known)
             if rows < _ROWS:
                 found = known.value_counts()

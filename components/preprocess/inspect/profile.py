@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from shardline.components import text
 from shardline.components.preprocess.images.structure import read_header
 from shardline.components.preprocess.inspect import Columns, read_sample
-from shardline.components.preprocess.schema.labels import MOST_CLASSES, SHARE
 from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MISSING, NUMBER, STRING
+from shardline.components.preprocess.schema.targets import MOST_CLASSES, SHARE
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, printable
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Spread

@@ -17,7 +17,7 @@ import numpy as np
 from shardline.components.preprocess.example import OWN_FEATURES
 from shardline.components.preprocess.images.codec import encode_pixels
 from shardline.components.preprocess.plan.records import SOURCE_SPLITS
-from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
+from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.example import BadExample, Batch, Example, Span
 from shardline.trainer.base.errors import BadRecordError, SourceError, short
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION, Feature, Label, is_class

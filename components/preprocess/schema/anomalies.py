@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardline.components.preprocess.schema.labels import NO_VALUES
 from shardline.components.preprocess.schema.schema import (
     ANY,
     BOOLEAN,
     INTEGER,
     LIST,
+    NO_VALUES,
     NUMBER,
     STRING,
     Field,

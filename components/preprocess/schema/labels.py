@@ -1,4 +1,4 @@
-"""Labels of a source: the setting that names their columns, and the kind inferred from a column's values."""
+"""Setting `label`: the columns to predict and their kinds, and the errors for columns that are not there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from shardline.trainer.data.features import LABEL_KINDS, MULTILABEL, REGRESSION
 
 #: Form of the setting `label`, for messages.
 FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
-
-#: Whole numbers with more distinct values than these, or than this share of the records, are not taken for
-#: classes, unless there are only a few.
-MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
-
-#: Largest number that 32 bits can hold.
-LARGEST_FLOAT = 3.4028235677973366e38
-
-#: Texts of a CSV file for a missing number, where another value made the column text.
-NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
 
 _COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
 
@@ -70,15 +60,6 @@ def _parse_label(text: str) -> LabelSetting:
     if any(units) and kind not in ("", REGRESSION):
         raise SettingsError(f"label {text!r} has a unit; only numbers have one, regression:{rest}")
     return LabelSetting(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
-
-
-def is_number(value: str) -> bool:
-    """Returns whether a text is a number."""
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def unknown_column(

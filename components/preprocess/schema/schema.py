@@ -22,6 +22,9 @@ ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "strin
 #: Types as in the setting `columns`.
 TYPES: Mapping[str, str] = {STRING: "text", INTEGER: "integer", NUMBER: "number"}
 
+#: Texts of a CSV file for a missing number, where another value made the column text.
+NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
+
 #: Shardline's own property of a field: the largest share of examples without a value.
 MAX_MISSING = "shardline:maxMissing"
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.preprocess.schema.labels import (
-    FEW,
-    LARGEST_FLOAT,
-    MOST_CLASSES,
-    SHARE,
-    LabelSetting,
-    is_number,
-)
+from shardline.components.preprocess.schema.labels import LabelSetting
 from shardline.trainer.base.errors import SourceError, short
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
+
+#: Whole numbers with more distinct values than these, or than this share of the records, are not taken for
+#: classes, unless there are only a few.
+MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
+
+#: Largest number that 32 bits can hold.
+LARGEST_FLOAT = 3.4028235677973366e38
 
 #: More classes than these are no classes.
 LARGEST_COUNT = 100_000
@@ -44,6 +44,15 @@ class Fault(NamedTuple):
 
     mask: _Mask
     reason: Callable[[int], str]
+
+
+def is_number(value: str) -> bool:
+    """Returns whether a text is a number."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def find_labels(wanted: Sequence[LabelSetting], kinds: Mapping[str, str], values: _Values) -> list[Label]:

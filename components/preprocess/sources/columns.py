@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
+from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.formats import (
     BLOCK,
     LARGEST_ROW,

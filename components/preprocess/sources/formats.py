@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardline.components.preprocess.schema.labels import is_number
+from shardline.components.preprocess.schema.targets import is_number
 from shardline.components.storage import remote_files
 from shardline.trainer.base.errors import ShardlineError, SourceError
 
@@ -183,9 +183,7 @@ class RowTooLargeError(Exception):
         self.refusal = refusal
 
 
-def csv_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
+def csv_batches(path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None) -> Iterator[Any]:
     """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
     import pyarrow as pa
     import pyarrow.csv
@@ -232,9 +230,7 @@ def _csv_header(path: str) -> dict[str, str]:
     return dict(zip(names, header, strict=True))
 
 
-def _parquet_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
+def _parquet_batches(path: str, names: Sequence[str] | None, *_: object) -> Iterator[Any]:
     """Yields some columns of a Parquet file, or all of them, in batches."""
     import pyarrow.parquet as pq
 
@@ -250,9 +246,7 @@ def _parquet_batches(
 
 # Not by one call of pyarrow.json, which takes a column's type from the first block and refuses the first
 # float below whole numbers.
-def _json_batches(
-    path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None = None
-) -> Iterator[Any]:
+def _json_batches(path: str, names: Sequence[str] | None, *_: object) -> Iterator[Any]:
     """Yields some columns of a file of JSON objects, or all; without those that no object of a batch has."""
     import pyarrow as pa
     import pyarrow.json

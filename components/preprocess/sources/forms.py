@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardline.components.preprocess.schema.labels import NO_VALUES
+from shardline.components.preprocess.schema.schema import NO_VALUES
 from shardline.trainer.base.errors import SourceError, printable, short
 
 # Whole numbers up to this one are exact as floats of 32 bits.

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardline.components.preprocess.schema import labels, targets
-from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
-from shardline.components.preprocess.schema.targets import Fault
+from shardline.components.preprocess.schema.targets import LARGEST_FLOAT, Fault
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Rows, Scan, TypedColumns, Types, open_table, typed
 from shardline.components.preprocess.sources.example import (
