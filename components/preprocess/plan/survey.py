@@ -271,7 +271,6 @@ def survey(
         length = operator.length_hint(source, 0)
     if settings.stratify:
         check_stratified(labels, ())
-    has_keys = settings.key == "content" or getattr(source, "has_keys", True)
     plan = Plan(settings, labels, features, (ImageLocation("none"),), surveyed, 0)
     plan = replace(plan, schema=schema.digest if schema else "")
     buckets, meter = records.Buckets(work.buckets), Meter("read", length)
@@ -281,7 +280,7 @@ def survey(
             source.report()
         if isinstance(source, TableRows) and source.batch_count:
             plan.save(work.plan)
-            arguments = work.arguments | {"scan": asdict(source.scan), "has_keys": has_keys}
+            arguments = work.arguments | {"scan": asdict(source.scan)}
             items = list(map(str, range(source.batch_count)))
             for state in processes.run(survey_batches, arguments, items, meter.advance).values():
                 builder.merge(state)
@@ -297,8 +296,7 @@ def survey(
         records_in=int(counts.sum()) + len(rejected.found),
         anomalies=builder.anomalies(),
     )
-    numbers_copies = bool(getattr(source, "numbers_copies", False))
-    return Survey(plan, buckets, counts.tolist(), frozenset(builder.existing), numbers_copies)
+    return Survey(plan, buckets, counts.tolist(), frozenset(builder.existing), builder.numbers_copies)
 
 
 def survey_batches(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
@@ -332,6 +330,7 @@ class _RecordBuilder:
         rows: Number of examples, with those that cannot be used.
         existing: Splits that the source assigns, None among them for examples without one.
         counts: Number of examples by split code.
+        numbers_copies: As `plan.Survey.numbers_copies`.
     """
 
     def __init__(
@@ -351,9 +350,9 @@ class _RecordBuilder:
         self._group = check_group(self._settings.group, self._features)
         self._targets, self._is_class = Targets(self._labels), is_class(self._labels)
         self._class_label = next((label.name for label in self._labels if label.kind == CLASS), "")
-        numbers_copies = bool(getattr(source, "numbers_copies", False))
+        self.numbers_copies = bool(getattr(source, "numbers_copies", False))
         # Equal keys are not found by digests of the content.
-        self._keys = work.keys if self._by_content and not numbers_copies else None
+        self._keys = work.keys if self._by_content and not self.numbers_copies else None
         self._schema = None
         if schema:
             texts = getattr(source, "integer_texts", ())
