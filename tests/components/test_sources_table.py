@@ -122,17 +122,37 @@ def test_a_missing_value_is_named_by_row_and_column(tmp_path: Path, suffix: str)
     ("row", "reason"),
     [
         ({"x": 1e39}, "has 1e+39 in column 'x', not a number that 32 bits can hold"),
+        ({"xs": [0.0, -1e39]}, "has -1e+39 in column 'xs', not a number that 32 bits can hold"),
+        ({"ns": [7, None]}, "has no value in column 'ns'"),
         ({"image": "../1.jpg"}, "has an image outside the table's directory"),
         ({"image": "/1.jpg"}, "has an image outside the table's directory"),
         ({"image": ""}, "has no value in column 'image'"),
     ],
 )
 def test_values_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    good = {"label": 0, "x": 1.0, "image": "1.jpg"}
+    good = {"label": 0, "x": 1.0, "image": "1.jpg", "xs": [1.0, 2.0], "ns": [1, 2]}
     path = write(tmp_path / "table.parquet", [good, good | row, good | {"label": 1}])
     source = opened(f"table:{path}")
     assert bad(source) == [BadExample(f"{path} row 2", reason)]
     assert source.labels[0].outputs == ("0", "1")
+
+
+def test_a_column_that_no_row_of_a_batch_has_has_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "BATCH_BYTES", 1)
+    rows = [{"label": i % 2} | {key: i for key in ("a", "b") if (i < 9) == (key == "a")} for i in range(18)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = opened(f"table:{tmp_path / 'x.jsonl'}")
+    assert source.features == (Feature("a", "float32"), Feature("b", "float32"))
+    assert [str(one.features["b"]) for one in read(source)[7:11]] == ["nan", "nan", "9.0", "10.0"]
+
+
+def test_whole_numbers_of_more_than_63_bits_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"label": ["a", "b"], "x": pa.array([1, 2**64 - 1], pa.uint64())})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(SourceError, match=r"a number of more than 64 bits in column 'x', 1\.8"):
+        opened(f"table:{tmp_path / 'x.parquet'}")
 
 
 def test_a_table_that_has_not_the_columns(tmp_path: Path) -> None:

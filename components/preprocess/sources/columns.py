@@ -180,6 +180,8 @@ class ColumnScan:
 
         kind = kind_of(values.type)
         self.has_gaps = self.has_gaps or bool(values.null_count)
+        if pa.types.is_uint64(values.type):
+            self._check_whole(values.cast(pa.float64(), safe=False), path)
         if kind == "int64" and not self.is_wide:
             self.is_wide = is_wide(*pc.min_max(typed(values, "int64")).as_py().values())
         elif kind == "float32" and not pa.types.is_decimal(values.type):
@@ -365,12 +367,15 @@ class Columns(TypedColumns):
             own = dict[str, None]()
             for columns in self._all_columns(path, block, quotes.get(path)):
                 own |= dict.fromkeys(columns)
-                batches, rows = batches + 1, rows + max(map(len, columns.values()), default=0)
                 for name, values in columns.items():
                     if name not in found:
                         guessed = self._is_csv or name in self._partitions(path)
                         found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)
+                        found[name].has_gaps = rows > 0
                     found[name].add(values, path)
+                for name in found.keys() - columns.keys():  # no row of a batch of JSON has it
+                    found[name].has_gaps = True
+                batches, rows = batches + 1, rows + max(map(len, columns.values()), default=0)
             if not own:
                 raise SourceError(f"{path!r} is empty: it has no column")
             for column in sorted(own.keys() ^ found.keys()):

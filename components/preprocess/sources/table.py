@@ -302,18 +302,24 @@ def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fau
     """Yields what is wrong with some values of a column."""
     import pyarrow.compute as pc
 
+    items, rows = values, np.arange(len(values))
+    if "[" in kind:
+        items, rows = values.flatten(), pc.list_parent_indices(values).to_numpy()
     if ours in _OWN or kind.startswith("int64"):
         absent = values.is_null()
         if str(values.type) in ("string", "binary"):
             absent = pc.or_kleene(absent, pc.equal(pc.binary_length(values), 0))
-        absent = pc.fill_null(absent, True).to_numpy(False)
-        yield Fault(absent, lambda _: f"has no value in column {theirs!r}")
-    if kind == "float32":
-        numbers = typed(values, kind).to_numpy(False)
+        mask = np.array(pc.fill_null(absent, True))
+        mask[rows[items.is_null().to_numpy(False)]] = True
+        yield Fault(mask, lambda _: f"has no value in column {theirs!r}")
+    if kind.startswith("float32"):
+        numbers = typed(items, "float32").to_numpy(False)
         with np.errstate(invalid="ignore"):
             large = np.abs(numbers) > LARGEST_FLOAT
+        found = dict(zip(rows[large].tolist(), numbers[large].tolist(), strict=True))
         what = f"in column {theirs!r}, not a number that 32 bits can hold"
-        yield Fault(large, lambda index: f"has {numbers[index]} {what}")
+        if found:
+            yield Fault(np.isin(np.arange(len(values)), [*found]), lambda row: f"has {found[row]} {what}")
 
 
 def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
