@@ -163,7 +163,8 @@ class ColumnScan:
 
     Args:
         name: The column.
-        override: Its type as in `COLUMN_TYPES`, with a ? at its end if it is only expected; "" for none.
+        override: Its type as in `COLUMN_TYPES`, with a ? at its end if it applies only where the values do
+            not contradict it; "" to infer it.
         guessed: Whether all values are text that may be numbers, as in CSV.
     """
 

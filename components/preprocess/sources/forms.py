@@ -162,14 +162,9 @@ class _Reading:
 
 
 class TextScan:
-    """Finds the form of a column from its texts, batch by batch, in memory of a constant size.
+    """Finds the narrowest form that fits all texts of a column, batch by batch, in memory of a constant size.
 
-    The narrowest form that fits all values is found; one that is ruled out is not tried again.
-
-    Args:
-        name: Name of the column.
-        override: "text", "number", "integer", or "" to infer it; with a ? at its end, it applies where the
-            values do not contradict it.
+    Args as of `columns.ColumnScan`.
     """
 
     def __init__(self, name: str, override: str) -> None:

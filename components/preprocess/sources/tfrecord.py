@@ -53,11 +53,7 @@ class ExampleRows(TableRows):
     def __init__(
         self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings, scan: Scan | None
     ) -> None:
-        features = settings.features
-        image = features.get("image", "image")
-        targets = {column for label in labels.parse(settings.label) for column in label.columns}
-        targets = targets or {features.get(LABEL, LABEL)}
-        super().__init__(name, _ExampleColumns(files, image, targets, settings, scan), settings, ("bytes",))
+        super().__init__(name, _ExampleColumns(files, settings, scan), settings, ("bytes",))
         self.numbers_copies = "key" not in self._names
 
     def _image(self, value: Any, rows: Rows) -> Any:
@@ -67,14 +63,7 @@ class ExampleRows(TableRows):
 
 
 class _FeatureScan:
-    """Finds the type of a feature, batch by batch of lists.
-
-    Attributes:
-        kind: Type of its values.
-        sizes: Lengths of its lists that are not empty.
-        records: Number of these.
-        is_wide: Whether some whole numbers are not exact as 32-bit floats.
-    """
+    """Finds the type of a feature, batch by batch of lists; `records` counts those that are not empty."""
 
     def __init__(self) -> None:
         self.kind, self.sizes, self.records, self.is_wide = "", set[int](), 0, False
@@ -114,21 +103,18 @@ class _FeatureScan:
 
 
 class _ExampleColumns(TypedColumns):
-    """Features of the records of some files, as columns; `targets` are to be predicted."""
+    """Features of the records of some files, as columns."""
 
     def __init__(
-        self,
-        files: Sequence[TfRecordFile],
-        image: str,
-        targets: set[str],
-        settings: PreprocessSettings,
-        scan: Scan | None,
+        self, files: Sequence[TfRecordFile], settings: PreprocessSettings, scan: Scan | None
     ) -> None:
-        self._files, self._image = files, image
+        self._files, self._image = files, settings.features.get("image", "image")
         self._root = os.path.commonpath([path for path, *_ in files])
-        super().__init__(scan or self._scan(targets, settings))
+        super().__init__(scan or self._scan(settings))
 
-    def _scan(self, targets: set[str], settings: PreprocessSettings) -> Scan:
+    def _scan(self, settings: PreprocessSettings) -> Scan:
+        targets = {column for label in labels.parse(settings.label) for column in label.columns}
+        targets = targets or {settings.features.get(LABEL, LABEL)}
         found, batches, rows, fault = dict[str, _FeatureScan](), 0, 0, ""
         sound_rows = 0
         for file, first, records in self._chunks():
