@@ -46,8 +46,10 @@ def parse_times(values: Any, feature: str) -> Any:
         return values.cast(pa.timestamp("us")).cast(pa.int64())
     if pa.types.is_string(values.type):
         return pa.array(map(_microseconds, values.to_pylist()), pa.int64())
-    if not pa.types.is_floating(values.type):
-        return values.cast(pa.int64())
+    if pa.types.is_integer(values.type):
+        return values
+    if not pa.types.is_floating(values.type):  # lists and bytes are no times
+        return pa.nulls(len(values), pa.int64())
     numbers = pc.round(pc.multiply(values, float(SPLIT_TIME_FEATURES[feature])))
     known = pc.fill_null(pc.less(pc.abs(numbers), 2.0**63), False)
     return pc.if_else(known, numbers, None).cast(pa.int64())

@@ -97,6 +97,7 @@ def test_rows_of_one_time_are_in_one_split() -> None:
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(SourceError, match="'day' holds no times to split by"):
         splits([None, None], "split_time_us")
+    assert parse_times(pa.array([[1, 2]]), "split_time").to_pylist() == [None]
     with pytest.raises(SourceError, match="all rows have the same time in 'day'"):
         splits([3, 3])
     with pytest.raises(SettingsError, match="group and split_by_time cannot both"):
