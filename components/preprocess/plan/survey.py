@@ -398,7 +398,7 @@ class _RecordBuilder:
             batch, positions, groups = self._grouped(batch, positions)
         if not batch.keys:
             return count
-        heads, texts = np.zeros(len(batch.keys), HEAD), list(map(_key_bytes, batch.keys))
+        heads, texts = np.zeros(len(batch.keys), HEAD), _key_bytes(batch.keys)
         heads["keys"] = list(map(len, texts))
         identities, entries = texts, list[bytes]()
         columns = batch.columns
@@ -439,7 +439,7 @@ class _RecordBuilder:
         seed, salt = self._settings.seed, self._settings.split_salt
         found = {number: digests(identities, number) for number in {0, seed, salt}}
         heads["order"], heads["order_low"] = found[seed]
-        points = digests(map(_key_bytes, groups), salt)[1] if self._group else found[salt][1]
+        points = digests(_key_bytes(groups), salt)[1] if self._group else found[salt][1]
         heads["code"] = self._codes.codes(points, splits or (None,))
         heads["key_hash"] = found[0][1] if self._has_keys else 0
 
@@ -460,7 +460,7 @@ class _RecordBuilder:
             name = batch.keys[number]
             try:
                 position = self._images.locate(image, name)
-                contents.append(self._images.content(position, _key_bytes(name)))
+                contents.append(self._images.content(position, *_key_bytes([name])))
                 positions.append(position)
             except BadRecordError as error:
                 self._rejected.add(error)
@@ -541,8 +541,8 @@ class _RecordBuilder:
             )
 
 
-def _key_bytes(name: str) -> bytes:
+def _key_bytes(names: Sequence[str]) -> list[bytes]:
     try:
-        return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None
+        return [name.encode("utf-8", "surrogateescape") for name in names]
+    except UnicodeEncodeError as error:
+        raise SourceError(f"key {error.object!r} of an example cannot be encoded as UTF-8") from None

@@ -197,7 +197,7 @@ class TableRows:
 
     def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
         """Returns the keys of rows without a column key."""
-        return rows.keys or list(map(rows.name, range(rows.size)))
+        return rows.keys or [f"{rows.place} {n}" for n in range(rows.first, rows.first + rows.size)]
 
     def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
         """Returns the name of a row in messages."""
