@@ -120,7 +120,7 @@ def _field(tag: int, payload: bytes) -> bytes:
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
-def encode(columns: Mapping[str, pa.Array]) -> pa.BinaryArray:
+def encode(columns: Mapping[str, Any]) -> Any:
     """Returns the entries of each row in a tf.train.Example's map of features, sorted by name.
 
     Columns are int64, float (stored as float32), string or binary, or FixedSizeList of these; a number that
@@ -129,7 +129,7 @@ def encode(columns: Mapping[str, pa.Array]) -> pa.BinaryArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = list[pa.Array]()
+    parts = list[Any]()
     columns_by_kind = groupby(
         ((name, *_flat(name, columns[name])) for name in sorted(columns)),
         lambda column: pa.types.is_floating(column[1].type),
@@ -139,7 +139,7 @@ def encode(columns: Mapping[str, pa.Array]) -> pa.BinaryArray:
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
-def _flat(name: str, column: pa.Array) -> tuple[pa.Array, int]:
+def _flat(name: str, column: Any) -> tuple[Any, int]:
     """Returns the values of a column as one of float32, int64 and binary, and how many a row has."""
     import pyarrow as pa
 
@@ -152,7 +152,7 @@ def _flat(name: str, column: pa.Array) -> tuple[pa.Array, int]:
     return values.cast(kind), column.type.list_size if is_list else 1
 
 
-def _matrix(columns: Sequence[tuple[str, pa.Array, int]]) -> pa.BinaryArray:
+def _matrix(columns: Sequence[tuple[str, Any, int]]) -> Any:
     """Returns neighbouring entries of floats, whose bytes are at the same places in all rows."""
     import numpy as np
 
@@ -167,7 +167,7 @@ def _matrix(columns: Sequence[tuple[str, pa.Array, int]]) -> pa.BinaryArray:
     return _binary(np.arange(rows + 1) * len(template), data)
 
 
-def _varying(name: str, values: pa.Array, size: int) -> tuple[pa.Array, pa.Array]:
+def _varying(name: str, values: Any, size: int) -> tuple[Any, pa.Array]:
     """Returns the heads and the data of a feature of whole numbers or texts."""
     import numpy as np
     import pyarrow as pa
@@ -187,7 +187,7 @@ def _varying(name: str, values: pa.Array, size: int) -> tuple[pa.Array, pa.Array
     return _by_length(data, lambda length: head(name, length, tag, is_list=is_list)), data
 
 
-def _by_length(values: pa.BinaryArray, start: Callable[[int], bytes]) -> pa.BinaryArray:
+def _by_length(values: Any, start: Callable[[int], bytes]) -> Any:
     """Returns what precedes each value, which follows from its length."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -196,7 +196,7 @@ def _by_length(values: pa.BinaryArray, start: Callable[[int], bytes]) -> pa.Bina
     return pa.array(map(start, lengths.dictionary.to_pylist()), pa.binary()).take(lengths.indices)
 
 
-def _varints(values: pa.Int64Array, size: int) -> pa.BinaryArray:
+def _varints(values: Any, size: int) -> Any:
     """Returns the numbers of each row as `varint` does, `size` of them together."""
     import numpy as np
 
@@ -209,7 +209,7 @@ def _varints(values: pa.Int64Array, size: int) -> pa.BinaryArray:
     return _binary(np.append(0, np.cumsum(lengths))[::size], digits)
 
 
-def _binary(offsets: npt.NDArray[np.integer], data: Any) -> pa.BinaryArray:
+def _binary(offsets: npt.NDArray[np.integer], data: Any) -> Any:
     import pyarrow as pa
 
     ends = pa.array(offsets, pa.int32())  # refuses what 32 bits cannot hold
@@ -218,7 +218,7 @@ def _binary(offsets: npt.NDArray[np.integer], data: Any) -> pa.BinaryArray:
 
 def decode(
     records: Iterable[bytes], kinds: Mapping[str, Kind] = MappingProxyType({}), names: Collection[str] = ()
-) -> tuple[dict[str, pa.Array], dict[int, str]]:
+) -> tuple[dict[str, Any], dict[int, str]]:
     """Returns the features of serialized Examples as columns, and what is wrong with a record by its number.
 
     Columns are lists of int64, float32 or binary, null where a record is wrong or lacks the feature; those of

@@ -23,7 +23,6 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import pyarrow as pa
 import xxhash
 
 from shardline.components.preprocess.example import as_example, decode, encode, head
@@ -74,6 +73,8 @@ class ShardWriter:
     """Writes shards of one plan."""
 
     def __init__(self, plan: Plan, work: WorkDirectory, images: ImageReader, report: Report) -> None:
+        import pyarrow as pa
+
         self._plan = plan
         self._work = work
         self._images = images

@@ -11,11 +11,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardline.components.preprocess.example import Kind, decode
 from shardline.components.preprocess.process_pool import Report
@@ -32,7 +30,7 @@ _ROWS, _BYTES = 256, 4 << 20
 _SAMPLE, _SAMPLE_BYTES = 2_000, 128 << 20
 
 #: The values of each feature in some records, as lists of the feature's length.
-Columns = Mapping[str, pa.ListArray]
+Columns = Mapping[str, Any]
 
 
 class Batch(NamedTuple):
@@ -82,6 +80,9 @@ def _data(record: Record | BadRecordError) -> bytes:
 
 
 def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Feature], size: int) -> Batch:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     kinds = {feature.name: _KINDS[feature.dtype] for feature in features}
     columns, faults = decode(list(map(_data, found)), kinds)
     faults |= {row: each.reason for row, each in enumerate(found) if isinstance(each, BadRecordError)}

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardline.components import text
 from shardline.components.preprocess.images.structure import read_header
@@ -130,12 +128,15 @@ def number_names(label: Label) -> dict[str, str]:
     return dict(zip(label.outputs, names, strict=True))
 
 
-def measure(columns: Columns, manifest: Manifest, without: Collection[str] = ()) -> dict[str, pa.Array]:
+def measure(columns: Columns, manifest: Manifest, without: Collection[str] = ()) -> dict[str, Any]:
     """Returns the features of some examples for a profile, as float64 or text.
 
     Left out are the key, labels that are classes, vectors, and those that are named.
     """
-    measured: dict[str, pa.Array] = {}
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    measured: dict[str, Any] = {}
     labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
         name, label, values = feature.name, labels.get(feature.name), columns[feature.name].flatten()
@@ -159,12 +160,14 @@ def measure(columns: Columns, manifest: Manifest, without: Collection[str] = ())
 
 
 def summarize(
-    batches: Sequence[Mapping[str, pa.Array]],
+    batches: Sequence[Mapping[str, Any]],
     labels: Mapping[str, Mapping[str, int]],
     fingerprint: str = "",
     split: str = "train",
 ) -> Profile:
     """Returns the profile of measured examples, with the number of examples by label and class."""
+    import pyarrow as pa
+
     numbers = {}
     categories = {
         name: Categories(sum(counts.values()), dict(counts))

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardline.components.preprocess.schema.schema import (
     ANY,
@@ -33,9 +31,9 @@ _Mask = npt.NDArray[np.bool_]
 #: The problem, what was expected, and a mask of the values that have it.
 _Fault = tuple[str, str, _Mask]
 #: Yields the problems of some values of a column.
-_Check = Callable[[pa.Array], Iterator[_Fault]]
+_Check = Callable[[Any], Iterator[_Fault]]
 #: Returns a schema's column of examples from those that are stored.
-_Take = Callable[[Mapping[str, pa.Array]], pa.Array]
+_Take = Callable[[Mapping[str, Any]], Any]
 
 #: Problems other than constraints of Table Schema.
 ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing values"
@@ -80,8 +78,10 @@ class SchemaCheck:
             if name in schema.fields
         }
 
-    def add(self, keys: Sequence[str], columns: Mapping[str, pa.Array]) -> None:
+    def add(self, keys: Sequence[str], columns: Mapping[str, Any]) -> None:
         """Checks some examples: their keys, and targets and features by name as they are stored."""
+        import pyarrow as pa
+
         self._count += len(keys)
         if "key" in self._columns:
             # A name of a file that is not UTF-8 has lone surrogates.
@@ -146,18 +146,25 @@ def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[t
         yield name, lambda stored, name=name: stored[name], kind  # type: ignore[misc]
 
 
-def _class_names(label: Label, stored: Mapping[str, pa.Array]) -> pa.Array:
+def _class_names(label: Label, stored: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+
     return pa.array(label.outputs, pa.string()).take(stored[label.name])
 
 
-def _name_lists(label: Label, stored: Mapping[str, pa.Array]) -> pa.Array:
+def _name_lists(label: Label, stored: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+
     flags = stored[label.name].flatten().to_numpy().reshape(-1, len(label.outputs)) != 0
     ends = np.cumsum(np.count_nonzero(flags, axis=1))
     names = pa.array(label.outputs, pa.string()).take(pa.array(flags.nonzero()[1]))
     return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), names)
 
 
-def _numbers_at(name: str, index: int, stored: Mapping[str, pa.Array]) -> pa.Array:
+def _numbers_at(name: str, index: int, stored: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     values = stored[name]
     return pc.list_element(values, index) if pa.types.is_fixed_size_list(values.type) else values
 
@@ -177,13 +184,15 @@ def _column_check(field: Field, schema: Schema, kind: str) -> _Check:
     return partial(_number_faults, field, schema, kind)
 
 
-def _vector_faults(check: _Check, size: int, vectors: pa.Array) -> Iterator[_Fault]:
+def _vector_faults(check: _Check, size: int, vectors: Any) -> Iterator[_Fault]:
     for problem, expected, mask in check(vectors.flatten()):
         wrong = np.count_nonzero(mask.reshape(-1, size), axis=1)
         yield problem, expected, wrong == size if problem == MISSING else wrong > 0
 
 
-def _list_faults(field: Field, values: pa.Array) -> Iterator[_Fault]:
+def _list_faults(field: Field, values: Any) -> Iterator[_Fault]:
+    import pyarrow.compute as pc
+
     yield MISSING, "a value", pc.list_value_length(values).to_numpy() == 0
     if "enum" in field.constraints:
         mask = np.zeros(len(values), bool)
@@ -192,7 +201,9 @@ def _list_faults(field: Field, values: pa.Array) -> Iterator[_Fault]:
         yield "enum", f"some of {_listed(field)}", mask
 
 
-def _text_faults(field: Field, missing: Sequence[str], values: pa.Array) -> Iterator[_Fault]:
+def _text_faults(field: Field, missing: Sequence[str], values: Any) -> Iterator[_Fault]:
+    import pyarrow.compute as pc
+
     absent, lengths = _is_in(values, missing), pc.utf8_length(values).to_numpy()
     for word, limit in field.constraints.items():
         if word == "enum":
@@ -207,8 +218,10 @@ def _text_faults(field: Field, missing: Sequence[str], values: pa.Array) -> Iter
     yield MISSING, "a value", absent
 
 
-def _number_faults(field: Field, schema: Schema, kind: str, values: pa.Array) -> Iterator[_Fault]:
+def _number_faults(field: Field, schema: Schema, kind: str, values: Any) -> Iterator[_Fault]:
     """Yields the problems of numbers, or of texts that should be numbers."""
+    import pyarrow.compute as pc
+
     if is_text := kind in ("string", "name"):
         none = [*schema.missing, *NO_VALUES]
         absent = _is_in(values, none) | _is_in(pc.utf8_trim_whitespace(values), none)
@@ -258,7 +271,10 @@ def _number(value: str, others: Mapping[str, float] = {}) -> float:
     return others.get(value.strip().lower(), math.nan)
 
 
-def _is_in(values: pa.Array, known: Any) -> _Mask:
+def _is_in(values: Any, known: Any) -> _Mask:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     mask: _Mask = pc.is_in(values, value_set=pa.array(known, pa.string())).to_numpy(zero_copy_only=False)
     return mask
 

@@ -324,7 +324,8 @@ class Columns(TypedColumns):
         for path, partitions, batch, first in chosen(self._read(names), numbers):
             place = "row" if self._root is None else f"{os.path.relpath(path, self._root)} row"
             with as_source_error(path):
-                columns = {name: self._typed(name, batch, partitions) for name in names}
+                own = dict(zip(batch.schema.names, batch.columns, strict=True))
+                columns = {name: self._typed(name, own, partitions, batch.num_rows) for name in names}
             yield Rows(columns, batch.num_rows, place, first)
 
     def _read(self, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str], Any, int]]:
@@ -339,16 +340,14 @@ class Columns(TypedColumns):
                     yield path, partitions, batch, first
                     first += batch.num_rows
 
-    def _typed(self, name: str, batch: Any, partitions: Mapping[str, str]) -> Any:
+    def _typed(self, name: str, own: Mapping[str, Any], partitions: Mapping[str, str], rows: int) -> Any:
         import pyarrow as pa
 
         kind = self.types[name]
         if name in partitions:
-            values = pa.repeat(pa.scalar(partitions[name]), batch.num_rows)
-        elif name in batch.schema.names:
-            values = batch[name]
-        else:  # no row of a batch of JSON has it
-            values = pa.nulls(batch.num_rows)
+            values = pa.repeat(pa.scalar(partitions[name]), rows)
+        else:  # no row of a batch of JSON may have it
+            values = own[name] if name in own else pa.nulls(rows)
         return typed(values, kind, self.scan.forms.get(name))
 
     def _scan(self, overrides: Types) -> Scan:

@@ -11,6 +11,7 @@ import csv
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from shardline.trainer.base.errors import ShardlineError, SourceError
 BATCH_BYTES, LARGEST_ROW = 1 << 22, 1 << 26
 #: Bytes of a CSV file that are read at a time, unless a row is larger.
 BLOCK = 1 << 20
+# Bytes for each column at least: a column of a batch costs as much as some hundred values.
+_COLUMN = 4096
 
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
@@ -197,7 +200,11 @@ def csv_batches(path: str, names: Sequence[str] | None, block: int, quotes: Quot
             with pyarrow.csv.open_csv(
                 io.BufferedReader(stream, 1 << 20),
                 # Messages name the row only with one thread.
-                pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding, block_size=block),
+                pyarrow.csv.ReadOptions(
+                    use_threads=False,
+                    encoding=stream.encoding,
+                    block_size=max(block, _COLUMN * len(header)),
+                ),
                 pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
                 pyarrow.csv.ConvertOptions(column_types=types, include_columns=[*types]),
             ) as reader:
@@ -222,11 +229,11 @@ def _csv_header(path: str) -> dict[str, str]:
         lines = csv.reader(text, delimiter=stream.delimiter)
         header = next((line for line in lines if line), [])
     names = [name.strip() for name in header]
-    for name in names:
+    for name, count in Counter(names).items():
         if not name:
             raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
-        if names.count(name) > 1:
-            raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+        if count > 1:
+            raise SourceError(f"{path!r} has a column {name!r} {count} times; rename it")
     return dict(zip(names, header, strict=True))
 
 
@@ -238,7 +245,9 @@ def _parquet_batches(path: str, names: Sequence[str] | None, *_: object) -> Iter
         opened = pq.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
         facts = opened.metadata
         size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
-        rows = max(1, min(1 << 16, BATCH_BYTES * facts.num_rows // max(size, 1)))
+        rows = max(
+            1, min(1 << 16, max(BATCH_BYTES, _COLUMN * facts.num_columns) * facts.num_rows // max(size, 1))
+        )
         if not facts.num_rows:  # its columns
             yield opened.schema_arrow.empty_table()
         yield from opened.iter_batches(rows, columns=None if names is None else list(names))
