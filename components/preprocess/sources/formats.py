@@ -24,7 +24,7 @@ BATCH_BYTES, LARGEST_ROW = 1 << 22, 1 << 26
 #: Bytes of a CSV file that are read at a time, unless a row is larger.
 BLOCK = 1 << 20
 # Bytes for each column at least: a column of a batch costs as much as some hundred values.
-_COLUMN = 4096
+_COLUMN = 2048
 
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
