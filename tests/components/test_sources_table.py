@@ -183,7 +183,7 @@ def test_lists_of_one_size_are_vectors_and_others_are_refused(tmp_path: Path, su
     ("name", "content", "message"),
     [
         ("table.csv", b"label,x\na,1\nb\n", "cannot read '.*': CSV parse error: Row #3: Expected 2 columns"),
-        ("table.csv", b"label,x\na,\xff\n", "cannot read '.*': .*invalid UTF8.*; save it as UTF-8"),
+        ("table.csv", b"label,x\na,\xff\n", "cannot read '.*': 'utf-8' codec.*; save it as UTF-8"),
         ("table.jsonl", b"", "table.jsonl' is empty: it has no column"),
         ("table.jsonl", b'{"label": "a"}\n\n{"label"', "in row 2; write an object of JSON in each line"),
         ("table.jsonl", b'{"label": "a"}\n[1]\n', "from object to array in row 2; write an object"),

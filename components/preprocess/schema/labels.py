@@ -75,7 +75,7 @@ def unknown_label(table: str, column: str, types: Iterable[str], labelled: bool)
     """Returns the error of a label in a column that a table does not have."""
     if labelled:
         return unknown_column(table, column, types, "for the label")
-    last = [*types][-1] if [*types] else "fare"
+    last = next((name for name in reversed([*types]) if len(name) <= 60), "fare")
     options = [f"--label {shlex.quote(value)}" for value in (last, f"{REGRESSION}:{last}")]
     named, options_named = printable(", ".join(types))[:300], ", or with its kind, ".join(options)
     return SourceError(

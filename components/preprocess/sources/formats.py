@@ -225,8 +225,8 @@ def _csv_header(path: str) -> dict[str, str]:
     """Returns the columns of a CSV file as the header spells them, by their names without spaces around."""
     with _open_decompressed(path) as file:
         stream = _DecodedText(file)
-        text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, "replace", newline="")
-        lines = csv.reader(text, delimiter=stream.delimiter)
+        text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, newline="")
+        lines = csv.reader(iter(lambda: text.readline(LARGEST_ROW >> 2), ""), delimiter=stream.delimiter)
         header = next((line for line in lines if line), [])
     names = [name.strip() for name in header]
     for name, count in Counter(names).items():
@@ -309,7 +309,11 @@ def as_source_error(path: str) -> Iterator[None]:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
     except Exception as error:
         why = remote_files.reason(error)
-        hint = "; save it as UTF-8 (iconv -f latin1 -t utf-8 FILE > NEW)" if "invalid UTF8" in why else ""
+        hint = (
+            "; save it as UTF-8 (iconv -f latin1 -t utf-8 FILE > NEW)"
+            if "UTF8" in why or isinstance(error, UnicodeError)
+            else ""
+        )
         raise SourceError(f"cannot read {path!r}: {why}{hint}") from None
 
 
