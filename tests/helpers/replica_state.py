@@ -71,24 +71,27 @@ class Latest(keras.metrics.Metric):
 
 
 class OwnStep(keras.Model):
-    """Updates a metric in a step of its own."""
+    """Updates metrics in a step of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = keras.layers.Dense(1)
-        self.seen = keras.metrics.Mean("seen")
+        self.latest, self.largest, self.seen = Latest(), Largest(), keras.metrics.Mean("seen")
 
     @property
     def metrics(self) -> list[Any]:
-        return [self.seen]
+        return [self.latest, self.largest, self.seen]
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(y - self.out(x)))
+            given = self.out(x)
+            loss = keras.ops.mean(keras.ops.square(y - given))
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.latest.update_state(loss, sample_weight=tf.shape(x)[0])
+        self.largest.update_state(y, given)
         self.seen.update_state(loss)
-        return {"seen": self.seen.result()}
+        return {metric.name: metric.result() for metric in self.metrics}
 
 
 def correlation(y: Any, given: Any) -> Any:
@@ -100,7 +103,8 @@ def compiled() -> keras.Model:
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
     )
-    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", keras.metrics.R2Score()])
+    own = [Largest(), Smoothed(), correlation, keras.metrics.PearsonCorrelation(axis=0)]
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[*own, "mae", keras.metrics.R2Score()])
     return model
 
 
@@ -153,7 +157,7 @@ class Counting(keras.layers.Layer):
 def counting() -> keras.Model:
     normalization = keras.layers.BatchNormalization()
     model = keras.Sequential([keras.Input((6,)), normalization, Counting(), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[Largest(), "mae"])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
 
 

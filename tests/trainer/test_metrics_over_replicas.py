@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.keras_compat import replicas
-from shardline.trainer.keras_compat.replicas import adds_up, inexact_metrics, metrics_on_trial
+from shardline.trainer.keras_compat.replicas import adds_up, inexact_metrics, whole_batch_metrics
 from tests.helpers.replica_state import Largest, Latest, Smoothed, correlation
 
 m = keras.metrics
@@ -33,7 +33,7 @@ def arguments(width: int = 3, *, sparse: bool = False) -> Any:
         (m.PearsonCorrelation(axis=0), arguments(), False),
         (m.PearsonCorrelation(), arguments(), True),
         (m.SparseCategoricalAccuracy(), arguments(sparse=True), True),
-        # Numbers of a step: a mean is weighed by the replica's share.
+        # Numbers of a step: a mean is weighed by the replica's share, all else gets the batch's number.
         (m.Mean(), [[tf.TensorSpec([])], {}], True),
         (m.Sum(), [[tf.TensorSpec([])], {}], False),
         (Latest(), [[tf.TensorSpec([])], {"sample_weight": tf.TensorSpec([], tf.int32)}], False),
@@ -60,10 +60,54 @@ def test_keras_own_metrics_add_up_which_is_not_tried(metric: Any, monkeypatch: p
     assert adds_up(metric, arguments(), 8)
 
 
-def test_a_metric_that_does_not_add_up_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras.Model, "distribute_strategy", SimpleNamespace(num_replicas_in_sync=2))
-    model, mean = keras.Sequential(), m.MeanAbsoluteError()
-    for metric in (Largest(), mean) * 2:
-        with metrics_on_trial(model, 4):
-            metric.update_state(tf.ones((4, 1)), tf.ones((4, 1)))
-    assert inexact_metrics(model) == ["largest"]
+class Texts(Largest):
+    """A metric of texts."""
+
+    def update_state(self, y: Any, given: Any, sample_weight: Any = None) -> None:
+        self.value.assign(keras.ops.cast(tf.strings.length(y[0]), "float32"))
+
+
+class Watching(keras.layers.Layer):
+    """A layer that updates a metric in its call."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def call(self, x: Any) -> Any:
+        self.metric.update_state(x, x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "in_layer", "devices", "named"),
+    [
+        (Largest(), np.ones((4, 1)), False, 2, []),
+        (Largest(), np.ones((4, 1)), True, 1, []),
+        # Threads of one process would exchange within the call, and see each other's added losses.
+        (Largest(), np.ones((4, 1)), True, 2, ["largest"]),
+        (Texts(), np.full(4, "text"), False, 1, ["largest"]),
+    ],
+)
+def test_a_metric_that_cannot_be_put_together_is_named_once(
+    metric: Any, labels: Any, in_layer: bool, devices: int, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = SimpleNamespace(
+        num_replicas_in_sync=2, extended=SimpleNamespace(worker_devices=("CPU",) * devices)
+    )
+    monkeypatch.setattr(keras.Model, "distribute_strategy", strategy)
+    model = keras.Sequential()
+    for _ in ("train_step", "test_step"):
+        with whole_batch_metrics(model, 4):
+            if in_layer:
+                Watching(metric)(tf.ones((4, 1)))
+            else:
+                metric.update_state(tf.constant(labels), tf.ones((4, 1)))
+    assert inexact_metrics(model) == named
+
+
+def test_the_examples_of_a_replica_are_known_after_a_metric_of_all() -> None:
+    with replicas.replica_share(lambda: tf.constant(1.0), tf.constant(3.0)):
+        with replicas.replica_share(None):
+            assert replicas.own_share() is None
+        assert replicas._replica.examples == 3

@@ -220,6 +220,13 @@ def own_replica(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContex
     return tf.distribute.ReplicaContext(strategy, strategy.extended._get_replica_id_in_sync_group(0))
 
 
+def read_first_replica(variable: tf.Variable) -> None:
+    """Makes reads of a variable that each replica has for itself return the first's, not the sum."""
+    import tensorflow as tf
+
+    variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
 def patch_variable_conversion() -> None:
     """Lets float(), int() and NumPy read distributed variables as they read those of a single device."""
     from tensorflow.python.distribute import values

@@ -32,7 +32,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     updating_optimizers,
 )
-from shardline.trainer.keras_compat.replicas import metrics_on_trial
+from shardline.trainer.keras_compat.replicas import whole_batch_metrics
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.zoo import find_application
@@ -94,7 +94,7 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
     for name, data in batches.items():
         try:
             spec = tf.nest.map_structure(_specification, data)
-            with metrics_on_trial(model, tf.nest.flatten(spec)[0].shape[0]):
+            with whole_batch_metrics(model, tf.nest.flatten(spec)[0].shape[0]):
                 if is_custom:
                     _try_step(model, getattr(model, name), data)
                 else:

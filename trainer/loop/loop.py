@@ -72,7 +72,8 @@ def make_engine(
         progress.report(
             "train",
             f"warning: metrics {progress.shortened(names)} do not add up over parts of a batch, as sums and "
-            "counts do, and are not those of one process; keep totals and counts in their variables",
+            "counts do, and are not those of one process; give them numbers for each example, after the "
+            "model's call, and no parameter servers",
         )
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)

@@ -27,7 +27,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     returns_custom_metrics,
     update_after_gradients,
 )
-from shardline.trainer.keras_compat.replicas import exact_losses, replica_share
+from shardline.trainer.keras_compat.replicas import exact_losses, replica_share, takes_whole_batches
 from shardline.trainer.keras_compat.tensorflow_internals import iterate, seed_per_process
 
 #: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).
@@ -183,6 +183,7 @@ class StepLoop:
         self._sized = sized
         self._losses = functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
+        self._single = strategy.num_replicas_in_sync > 1 and takes_whole_batches(model)
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         self._summation = summation
         self._exchange = GradientExchange(model, summation)
@@ -205,7 +206,7 @@ class StepLoop:
     def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, the examples of that step over all replicas."""
         steps = self._steps = self._steps or self._trace()
-        count = 1 if self._summation.single_steps else len(sizes)
+        count = 1 if self._single or self._summation.single_steps else len(sizes)
         waited, first = 0.0, len(sizes)
         for done in range(0, len(sizes), count):
             call = tf.constant(sizes[done : done + count], tf.float32)
@@ -300,7 +301,9 @@ class EvaluationLoop:
 
     def take(self, count: int) -> None:
         """Takes some steps."""
-        self._run(self._iterator, tf.constant(count))
+        single = self._strategy.num_replicas_in_sync > 1 and takes_whole_batches(self._model)
+        for each in [1] * count if single else [count]:  # the last batch may be smaller
+            self._run(self._iterator, tf.constant(each))
 
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
