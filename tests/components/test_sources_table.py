@@ -353,3 +353,8 @@ def test_classes_below_zero(tmp_path: Path) -> None:
     source = table(tmp_path, "x,label\n1,-1\n2,1\n3,1\n")
     assert source.labels[0].outputs == ("-1", "1")
     assert [one.label for one in read(source)] == [0, 1, 1]
+
+
+def test_a_column_with_the_name_of_a_part_of_a_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="has a column 'day year', as which a part of a time is stored"):
+        table(tmp_path, "day,day year,label\n2026-11-30,1,a\n2026-12-01,2,b\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,12 @@ class TableRows:
                 "rename it, or name the columns to use with features"
             )
         self.features = tuple(self._declared())
+        for feature, count in Counter(feature.name for feature in self.features).items():
+            if count > 1:
+                raise SourceError(
+                    f"{name!r} has a column {feature!r}, as which a part of a time is stored; rename it, or "
+                    "name the columns to use with features"
+                )
 
     def _declared(self) -> Iterator[Feature]:
         for ours, theirs in self._names.items():
