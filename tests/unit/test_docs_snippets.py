@@ -35,7 +35,7 @@ OWN_NAMES = {
 PIPELINE = ROOT / "compiled" / "retrain.yaml"
 #: What a reader types besides our own commands.
 PROGRAMS = {
-    *("cd", "curl", "docker", "export", "gcloud", "make", "mlflow", "mkdir", "pip", "printf"),
+    *("cd", "curl", "docker", "export", "gcloud", "make", "mlflow", "mkdir", "mpirun", "pip", "printf"),
     *("python", "shardline", "srun", "terraform"),
 }
 

@@ -54,6 +54,13 @@ def test_a_step_on_one_node_is_a_cluster_on_loopback():
     assert read_cluster(step(0, "n1", "2", 2)).is_chief
 
 
+def mpi(rank, size, local, hosts=""):
+    """Variables that mpirun of Open MPI 4.1 sets."""
+    counts = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": local}
+    variables = {f"OMPI_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
+    return {**variables, "PMIX_NAMESPACE": "646184961", "SHARDLINE_HOSTS": hosts}
+
+
 SBATCH = {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
 TWO_POOLS = '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}'
 ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}'
@@ -71,6 +78,7 @@ ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpoo
         # as `launch` starts it, whatever is around it
         {**SBATCH, "WORLD_SIZE": "4", "CLUSTER_SPEC": ONE_REPLICA},
         {**SBATCH, "SHARDLINE_HOSTS": "localhost"},
+        {**mpi(0, 1, 1), **SBATCH},  # mpirun -n 1 in an allocation for three
         {**SBATCH, "WORLD_SIZE": "1"},
         {**step(), "RAY_JOB_ID": "1"},  # a task of Ray, whose nodes are tasks of Slurm, or replicas of a job
         {"CLUSTER_SPEC": TWO_POOLS, "RAY_JOB_ID": "1"},
@@ -80,7 +88,7 @@ ONE_REPLICA = '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpoo
         {**step(), "SHARDLINE_HOSTS": "localhost"},  # tasks that are asked to train alone
         {"JOB_COMPLETION_INDEX": "0", "SHARDLINE_HOSTS": "localhost"},
         {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "t-0", "SHARDLINE_HOSTS": "t-0.t"},
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        mpi(0, 1, 1),
     ],
 )
 def test_one_task_is_one_process(variables):
@@ -145,7 +153,12 @@ def torch(size):
         ({**POD, "HOSTNAME": "j-c-0-0", "SHARDLINE_HOSTS": "j-c-0-0.j,j-w-[0-1]-[0-1].j"}, "worker-0",
          ["j-c-0-0.j", "j-w-0-0.j", "j-w-0-1.j", "j-w-1-0.j", "j-w-1-1.j"],
          "Kubernetes, 5 tasks on j-c-0-0.j, j-w-0-0.j, j-w-0-1.j, j-w-1-0.j and 1 more"),
-        # as scripts set it for each task of a step
+        (mpi(1, 2, 2), "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
+        (mpi(2, 3, 1, "a,a,b"), "worker-2", ["a", "a", "b"], "Open MPI, 3 tasks on a, b"),
+        # mpirun has started its daemons as a step of Slurm
+        ({**mpi(1, 2, 2), **step(0)}, "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
+        # on the node of an allocation for more, and as scripts set it for each task of a step
+        ({**mpi(1, 2, 2), **SBATCH}, "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
         ({**torch(2), **step(1, "n1", "2", 2)}, "worker-1", ["127.0.0.1"] * 2,
          "Slurm job 12, 2 tasks on n1"),
     ],
@@ -164,15 +177,14 @@ def test_other_launchers(variables, name, hosts, origin):
         ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set, but where the others are is not known"),
         ({**POD, "HOSTNAME": "node7"}, "once, also this one's, HOSTNAME 'node7'"),
         ({**POD, "SHARDLINE_HOSTS": "t-1.t,t-1.t"}, "every pod once"),
+        (mpi(0, 4, 2), "SIZE is 4: one task of Open MPI, but where .* such as 'n1,n1,n2'"),
+        (mpi(0, 4, 2, "a,a,b"), "not the host of each of 4 ranks"),
+        (mpi(0, 4, 2, "a,b,b,b"), "with 2 of them on the host of rank 0"),
+        (mpi(4, 4, 2, "a,a,b,b"), "RANK is '4'"),
         (torch(4), "WORLD_SIZE is '4', so there are several tasks"),
         (SBATCH, "SLURM_NTASKS is '3', .*; start the program with srun, or set SHARDLINE_HOSTS=localhost"),
         ({"SHARDLINE_HOSTS": "n[1-2]"}, "HOSTS is 'n.1-2.', .* is not known; set TF_CONFIG for each task"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is '2', .*; set TF_CONFIG for each task"),
-        # mpirun has started its daemons as a step of Slurm
-        (
-            {"OMPI_COMM_WORLD_SIZE": "4", **step(0, "n1", "2", 2)},
-            "disagree: Slurm job 12, 2 tasks on n1, but OMPI_COMM_WORLD_SIZE is '4'",
-        ),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is '2'"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK is '1'"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE is '2'"),  # MPICH, Intel MPI
         ({"PMIX_RANK": "0"}, "PMIX_RANK is '0'"),  # which tells no number
@@ -183,10 +195,14 @@ def test_other_launchers(variables, name, hosts, origin):
         ({**LEFTOVER, **step()}, "SLURM_STEP_NUM_TASKS is '3', .* but TF_CONFIG has 1"),
         ({**LEFTOVER, **torch(2)}, "WORLD_SIZE is '2', .* but TF_CONFIG has 1"),
         ({**LEFTOVER, "JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX is '1', .* but TF_CONFIG has 1"),
-        # torchrun inside the tasks of srun, and another number of tasks than TF_CONFIG has
+        # torchrun inside the tasks of srun or mpirun, and another number of tasks than TF_CONFIG has
         (
             {**torch(4), **step(0, "n1", "2", 2)},
             "disagree: Slurm job 12, 2 tasks on n1, but WORLD_SIZE is '4'",
+        ),
+        (
+            {**mpi(0, 2, 2), **torch(4)},
+            "two launchers disagree: Open MPI, 2 tasks on .*, but WORLD_SIZE is '4'",
         ),
         ({**PAIR, **step()}, "two launchers disagree: TF_CONFIG has 2, but SLURM_STEP_NUM_TASKS is '3'"),
         ({**PAIR, "SHARDLINE_HOSTS": "n[1-4]"}, "TF_CONFIG has 2, but SHARDLINE_HOSTS is"),

@@ -15,6 +15,7 @@ import itertools
 import re
 import socket
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -275,7 +276,9 @@ def find_tasks(environ: Mapping[str, str]) -> ClusterConfig | None:
         return None
     for row in ROWS:
         if (tasks := row(environ)) and len(tasks.hosts) > 1:
-            check_sizes(environ, len(tasks.hosts), tasks.origin)
+            # mpirun starts its daemons as a step of Slurm, with a task a node.
+            outer = {name: text for name, text in environ.items() if row is not open_mpi or name != _STEP}
+            check_sizes(outer, len(tasks.hosts), tasks.origin)
             return tasks
     check_sizes(environ, 1, "where the others are is not known")
     return None
@@ -449,13 +452,7 @@ def kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     """
     if "JOB_COMPLETION_INDEX" not in environ:
         return None
-    if not environ.get(HOSTS_VARIABLE):
-        raise ClusterError(
-            "JOB_COMPLETION_INDEX is set, but where the others are is not known; set "
-            f"{HOSTS_VARIABLE} to the host of each pod, such as 'train-[0-3].train', or to 'localhost' where "
-            "each trains alone"
-        )
-    hosts = expand_hosts(environ, HOSTS_VARIABLE)
+    hosts = _listed_hosts(environ, "JOB_COMPLETION_INDEX is set", "pod", "train-[0-3].train")
     names = [host.partition(".")[0] for host in hosts]
     own = environ.get("HOSTNAME", "").partition(".")[0]
     if names.count(own) != 1 or len(set(hosts)) < len(hosts):
@@ -466,5 +463,37 @@ def kubernetes(environ: Mapping[str, str]) -> ClusterConfig | None:
     return _found(names.index(own), _add_ports(hosts, 0), f"Kubernetes, {_on(len(hosts), hosts)}")
 
 
-#: The launchers, in the order in which they are asked.
-ROWS: tuple[Callable[[Mapping[str, str]], ClusterConfig | None], ...] = (slurm, kubernetes)
+def open_mpi(environ: Mapping[str, str]) -> ClusterConfig | None:
+    """Returns the ranks of Open MPI, which does not tell hosts: all on this machine, or on SHARDLINE_HOSTS.
+
+    The variables are those of https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html.
+    """
+    rank, size, local = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE"))
+    if not environ.get(size) or rank not in environ:
+        return None
+    tasks = _number(environ, size, 1, _MOST + 1)
+    own = _number(environ, rank, 0, tasks)
+    hosts = ["127.0.0.1"] * tasks
+    if tasks > 1 and environ.get(local) != environ[size]:
+        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of Open MPI", "rank", "n1,n1,n2")
+        here = environ.get(local, "some")
+        if len(hosts) != tasks or here not in ("some", str(hosts.count(hosts[own]))):
+            raise ClusterError(
+                f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
+                f"ranks, with {here} of them on the host of rank {own}"
+            )
+    addresses = _add_ports(hosts, zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode()))
+    return _found(own, addresses, f"Open MPI, {_on(tasks, list(dict.fromkeys(hosts)))}")
+
+
+def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
+    if environ.get(HOSTS_VARIABLE):
+        return expand_hosts(environ, HOSTS_VARIABLE)
+    raise ClusterError(
+        f"{found}, but where the others are is not known; set {HOSTS_VARIABLE} to the host of each {task}, "
+        f"such as {example!r}, or to 'localhost' where each trains alone"
+    )
+
+
+#: The launchers, in the order in which they are asked: mpirun may itself be started by Slurm.
+ROWS: tuple[Callable[[Mapping[str, str]], ClusterConfig | None], ...] = (open_mpi, slurm, kubernetes)
