@@ -47,8 +47,7 @@ def parse_pipeline(content: bytes | str, path: Path, *, sent: bool = False) -> d
     A second YAML document may hold settings for other platforms, unless it is `sent` to Vertex AI. Raises
     PipelineError when it is not one, its structure is not the compiler's, or it cannot run by itself.
     """
-    documents = _documents(content, path)
-    spec = documents[0] if documents else None
+    spec = next(iter(documents := _documents(content, path)), None)
     if not isinstance(spec, dict):
         raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")
     missing = [key for key in ("pipelineInfo", "root", "deploymentSpec") if not mapping_at(spec, key)]

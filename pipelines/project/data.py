@@ -133,18 +133,7 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     unlabelled = max(missing[name] for name in target.columns)
     if rows - unlabelled < _LEAST:
         raise SourceError(f"{path!r} has {rows - unlabelled} labelled rows; {_LEAST} or more are needed")
-    # Preprocessing asks whether some values are mistakes.
-    faults = {name: form.fault for name, form in table.scan.forms.items() if form.fault}
-    roles, left_out = dict[str, list[str]](), dict[str, str]()
-    for name in (name for name in table.types if name not in target.columns):
-        role = faults.get(name, "").partition(";")[0].removeprefix(f"column {name!r} ") or "image"
-        if role == "image" != name:
-            role = _role(name, table.types[name], counts[name], missing[name])
-        role = "words" if (role, kind) == ("text", "table") else role
-        if role not in _USES or (role in ("key", "group", "time") and role in roles):
-            left_out[name] = f"a further {role}" if role in _USES else role
-        else:
-            roles.setdefault(role, []).append(name)
+    roles, left_out = _roles(table, target, kind, counts, missing)
     if "time" in roles:
         left_out |= dict.fromkeys(roles.pop("group", ()), "repeats, and times decide the split")
     used = {name: name for role, names in roles.items() if role not in ("key", "time") for name in names}
@@ -176,6 +165,29 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     chosen = "images" if "image" in roles else "text" if "text" in roles else "table"
     parameters |= {"image_size": 96} if chosen == "images" else {}
     return Data(path, chosen, parameters, roles.get("text", ()), _lines(found))
+
+
+def _roles(
+    table: TypedColumns,
+    target: labels.LabelSetting,
+    kind: str,
+    counts: Mapping[str, Counter[Any]],
+    missing: Mapping[str, int],
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Returns the columns by their use, and why others are left out."""
+    # Preprocessing asks whether some values are mistakes.
+    faults = {name: form.fault for name, form in table.scan.forms.items() if form.fault}
+    roles, left_out = dict[str, list[str]](), dict[str, str]()
+    for name in (name for name in table.types if name not in target.columns):
+        role = faults.get(name, "").partition(";")[0].removeprefix(f"column {name!r} ") or "image"
+        if role == "image" != name:
+            role = _role(name, table.types[name], counts[name], missing[name])
+        role = "words" if (role, kind) == ("text", "table") else role
+        if role not in _USES or (role in ("key", "group", "time") and role in roles):
+            left_out[name] = f"a further {role}" if role in _USES else role
+        else:
+            roles.setdefault(role, []).append(name)
+    return roles, left_out
 
 
 def _has_rare(counts: Counter[Any]) -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import AvifImagePlugin, Image, ImageChops, UnidentifiedImageError
 
-from shardline.components.preprocess.images.codec import decode_jpeg
+from shardline.components.preprocess.images.jpeg import decode_jpeg
 from shardline.components.preprocess.images.structure import DAMAGED, TRUNCATED, Header, UnreadableError
 from shardline.trainer.data.features import Placement, compute_placement
 
