@@ -117,12 +117,15 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     empty.
     """
     from shardline.pipelines.project import new as projects
-    from shardline.pipelines.project.data import inspect
 
     if label and data is None:
         raise click.UsageError("--label belongs to --data PATH, the table that has this column")
     name = name or projects.package_name(directory)
-    found = inspect(data, label, kind or "") if data is not None else None
+    found = None
+    if data is not None:
+        from shardline.pipelines.project.data import inspect  # needs numpy
+
+        found = inspect(data, label, kind or "")
     kind = found.kind if found else kind or "images"
     files = projects.write(directory, kind, name, projects.origin(), found)
     sample = f"{KINDS[kind]} and a model of them, for you to replace"

@@ -153,6 +153,11 @@ def _write_labelled(root: Path) -> None:
         },
         "defects.csv": {"size": minutes, "crack": flags[0], "stain": flags[1], "hole": flags[2]},
         "calls.csv": {"hour": [number % 24 for number in numbers], "kind": kinds, "minutes": minutes},
+        "sales.csv": {
+            "zip": [f"{n:05}" for n in numbers],
+            "amount": [f"{n},50" for n in numbers],
+            "sold": kinds,
+        },
         "reviews.csv": {
             "text": [f"a {kind} of {number}" for number, kind in enumerate(kinds)],
             "verdict": kinds,

@@ -37,7 +37,7 @@ def test_a_buffer_is_reused_only_when_unreferenced():
 
 def test_large_gradients_are_passed_to_the_ring_without_a_copy():
     class Twice:
-        def sum(self, values, wire, own):
+        def sum(self, values, own):
             self.starts = [start for start, _ in own]
             for start, array in own:
                 values[start : start + array.size] = array
@@ -47,7 +47,7 @@ def test_large_gradients_are_passed_to_the_ring_without_a_copy():
     gradients = [
         np.full(shape, number, np.float32) for number, shape in enumerate([(3,), (200, 100), (), (1, 20_000)])
     ]
-    summation = RingSummation(ring, tf.float32)
+    summation = RingSummation(ring)
     sums = tf.function(lambda *own: summation(own))(*map(tf.constant, gradients))
 
     assert ring.starts == [16, 16 + 20_000 + 16]

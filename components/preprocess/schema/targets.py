@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardline.components.preprocess.schema.labels import LabelSetting
 from shardline.trainer.base.errors import SourceError, short
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    _Mask = npt.NDArray[np.bool_]
 
 #: Whole numbers with more distinct values than these, or than this share of the records, are not taken for
 #: classes, unless there are only a few.
@@ -34,7 +37,6 @@ _FITTING = {
     REGRESSION: ("int64", "float32"),
 }
 
-_Mask = npt.NDArray[np.bool_]
 #: Returns the arrays of a column, from its first row to its last.
 _Values = Callable[[str], Iterable[Any]]
 
@@ -72,6 +74,7 @@ def encode(label: Label, setting: LabelSetting, arrays: Sequence[Any]) -> tuple[
         setting: Its columns.
         arrays: The values of each column, int64, float64, string or list<string>, null where missing.
     """
+    import numpy as np
     import pyarrow as pa
 
     faults = [
@@ -206,6 +209,7 @@ def _refuse_text(column: str, arrays: Iterable[Any]) -> None:
 
 def _whole(array: Any) -> tuple[Any, _Mask]:
     """Returns whole numbers, null where there are none, and a mask of the numbers that are others."""
+    import numpy as np
     import pyarrow as pa
 
     if not pa.types.is_floating(array.type):
@@ -247,6 +251,7 @@ def _missing(column: str, mask: _Mask) -> Fault:
 
 
 def _encode_class(label: Label, column: str, array: Any) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import numpy as np
     import pyarrow as pa
 
     if pa.types.is_string(array.type):
@@ -269,6 +274,7 @@ def _encode_class(label: Label, column: str, array: Any) -> tuple[npt.NDArray[An
 
 
 def _encode_numbers(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import numpy as np
     import pyarrow as pa
 
     targets = np.stack(
@@ -289,6 +295,8 @@ def _encode_numbers(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.
 
 
 def _encode_names(label: Label, column: str, array: Any) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import numpy as np
+
     names, rows = _names(array)
     rows, found = rows.to_numpy(), _index(names, label.outputs)
     unknown = np.isin(np.arange(len(array)), rows[found < 0])
@@ -303,6 +311,7 @@ def _encode_names(label: Label, column: str, array: Any) -> tuple[npt.NDArray[An
 
 
 def _encode_flags(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Fault]]:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -325,6 +334,7 @@ def _encode_flags(columns: Sequence[str], arrays: Sequence[Any]) -> tuple[npt.ND
 
 def _index(values: Any, known: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Returns the position of each value among the known ones; -1 where it has none."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from shardline.components.preprocess.schema.schema import NO_VALUES
 from shardline.trainer.base.errors import SourceError, printable, short
 
@@ -418,6 +416,7 @@ def _present(text: Any) -> Any:
 
 def _likely_codes(text: Any) -> Any:
     """Returns the texts that may match `_CODE`, by a look at a few bytes: faster than the pattern."""
+    import numpy as np
     import pyarrow as pa
 
     _, offsets, data = text.buffers()

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardline.components.preprocess.schema import labels, targets
 from shardline.components.preprocess.schema.targets import LARGEST_FLOAT, Fault
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -151,6 +149,8 @@ class TableRows:
         return examples(self.batches(), self.labels)
 
     def _batch(self, rows: Rows) -> Batch:
+        import numpy as np
+
         columns, faults = self._targets_of(rows)
         for ours, theirs in self._names.items():
             values, kind = rows.columns[theirs], self._type(theirs)
@@ -298,6 +298,8 @@ def _label_settings(
 
 def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
     """Returns why rows cannot be used, the first reason of each, by their index."""
+    import numpy as np
+
     found = dict(rows.faults)
     for fault in faults:
         for index in np.flatnonzero(fault.mask).tolist() if fault.mask.any() else ():
@@ -307,6 +309,7 @@ def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
 
 def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fault]:
     """Yields what is wrong with some values of a column."""
+    import numpy as np
     import pyarrow.compute as pc
 
     items, rows = values, np.arange(len(values))
@@ -347,6 +350,8 @@ def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
 
 def _rounded(columns: Mapping[str, Any]) -> list[str]:
     """Returns the columns of numbers in which different ones are equal in 32 bits."""
+    import numpy as np
+
     found = []
     for name, values in columns.items():
         if str(values.type) == "double":
