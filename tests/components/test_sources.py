@@ -161,7 +161,7 @@ def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     found = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, env=environment, text=True)
     assert found.splitlines() == [
-        "images:photos numpy",
+        "images:photos",
         "tfrecord:records numpy pyarrow",
         "table:table.csv numpy pyarrow",
     ]
