@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -15,7 +16,7 @@ import pytest
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
-from tests.helpers.preprocessing import run, stored
+from tests.helpers.preprocessing import run, stored, write_images
 
 PATIENTS = 60
 
@@ -132,3 +133,21 @@ def test_verify_names_what_is_not_before_the_next_split(tmp_path: Path) -> None:
     )
     assert "is not 2d before 'row 160' in test, 2026-06-10T00:00:00+00:00" in damage
     assert len(damages(out, as_it_is, split_gap="4d")) == 2
+
+
+def test_an_image_without_a_group_moves_no_other_ones_content(tmp_path: Path) -> None:
+    """With the key "content", whose hashes follow the examples that are left."""
+    images = write_images(tmp_path / "images", each=6)
+    names = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+    keys = []
+    for first in ("", "shop"):
+        rows = [f"{name},{name[:3]},{f'g{i % 4}' if i else first}" for i, name in enumerate(names)]
+        (tmp_path / "labels.csv").write_text("\n".join(["path,label,shop", *rows]))
+        out = tmp_path / f"out{first}"
+        settings: dict[str, Any] = {"labels": str(tmp_path / "labels.csv"), "group": "shop", "key": "content"}
+        settings |= {"on_bad_record": "skip", "max_bad_fraction": 0.5, "split": {"train": 1.0}}
+        run(f"images:{images}", out, **settings)
+        found = (out / "examples.keys").read_bytes()
+        keys.append({found[i : i + manifests.KEY_BYTES] for i in range(0, len(found), manifests.KEY_BYTES)})
+    assert len(keys[0]) == len(names) - 1
+    assert keys[0] < keys[1]

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -392,12 +392,12 @@ class _RecordBuilder:
         self.rows += count + batch.left_out
         for bad in batch.bad:
             self._rejected.add(BadRecordError(bad.name, bad.reason))
-        batch, positions, contents = self._located(batch)
-        groups = list[str]()
-        if self._group:
-            batch, positions, groups = self._grouped(batch, positions)
+        batch, positions, contents = self._located(self._with_group(batch) if self._group else batch)
         if not batch.keys:
             return count
+        groups = self._groups_of(batch) if self._group else []
+        if len(self._groups) < 2:
+            self._groups.update(groups)
         heads, texts = np.zeros(len(batch.keys), HEAD), _key_bytes(batch.keys)
         heads["keys"] = list(map(len, texts))
         identities, entries = texts, list[bytes]()
@@ -410,9 +410,8 @@ class _RecordBuilder:
         if self._class_label:
             heads["label"] = batch.columns[self._class_label].to_numpy(False)
         if self._by_content:
-            identities = list(
-                map(operator.add, contents or [b""] * len(texts), entries or [b""] * len(texts))
-            )
+            empty = [b""] * len(texts)
+            identities = list(starmap(operator.add, zip(contents or empty, entries or empty, strict=True)))
         self._set_digests(heads, identities, groups, batch.splits)
         if self._keys:
             with self._keys.open("ab", buffering=0) as file:
@@ -467,21 +466,20 @@ class _RecordBuilder:
                 bad.add(number)
         return without(batch, bad), positions, contents
 
-    def _grouped(
-        self, batch: Batch, positions: list[ImagePosition]
-    ) -> tuple[Batch, list[ImagePosition], list[str]]:
-        """Returns the examples that have a group, and these."""
-        groups, bad = list[str](), set[int]()
+    def _with_group(self, batch: Batch) -> Batch:
+        """Returns the examples that have a group."""
+        bad = set[int]()
         for number, value in enumerate(batch.columns[self._group].to_pylist()):
             try:
-                groups.append(example_group(value, self._group, batch.keys[number]))
+                example_group(value, self._group, batch.keys[number])
             except BadRecordError as error:
                 self._rejected.add(error)
                 bad.add(number)
-        if len(self._groups) < 2:
-            self._groups.update(groups)
-        kept = [position for number, position in enumerate(positions) if number not in bad]
-        return without(batch, bad), kept, groups
+        return without(batch, bad)
+
+    def _groups_of(self, batch: Batch) -> list[str]:
+        pairs = zip(batch.columns[self._group].to_pylist(), batch.keys, strict=True)
+        return [example_group(value, self._group, key) for value, key in pairs]
 
     def state(self) -> dict[str, Any]:
         """Returns what was counted, as JSON."""
