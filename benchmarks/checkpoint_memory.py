@@ -53,9 +53,8 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
     import tensorflow as tf
 
     from shardline.trainer.base.settings import TrainSettings
-    from shardline.trainer.checkpoint.identity import Identity
     from shardline.trainer.checkpoint.state import Position, TrainingState
-    from shardline.trainer.checkpoint.store import Checkpoints
+    from shardline.trainer.checkpoint.store import Checkpoints, Identity
     from shardline.trainer.loop.process import this_process
 
     process = this_process({})

@@ -22,7 +22,7 @@ from shardline.trainer.adapters import Batches, BatchSequence, check_counts, che
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption, during_a_call
+from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
@@ -30,11 +30,16 @@ from shardline.trainer.keras_compat.datasets import Watch, drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
 from shardline.trainer.loop.build import BuildModel, build_with_variables
-from shardline.trainer.loop.callbacks import Hooks, check_callback
+from shardline.trainer.loop.callbacks import Counters, Hooks, check_callback
 from shardline.trainer.loop.loop import Training
-from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
-from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import TrainingRun, Watchdog
+from shardline.trainer.loop.process import (
+    STRATEGY_SETTINGS,
+    Process,
+    TrainingRun,
+    Watchdog,
+    check_options,
+    this_process,
+)
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 
 #: Settings of the trainer that `fit` takes by their names.
@@ -144,8 +149,9 @@ def fit(
         chosen_data = {"data": data, "validation": validation, "validation_freq": frequency}
         run = _make_run(process.for_model(model), settings, checkpoint_dir, **chosen_data)
         _check_same_call(run, model)
-        with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
-            history = _train(run, model, chosen, sigterm, int(initial_epoch), shown)
+        sigterm = during_a_run(settings.grace_period, ends_program=True)
+        with undo_patches(model), run.watchdog, sigterm as preemption:
+            history = _train(run, model, chosen, preemption, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
             for backup in backups:  # BackupAndRestore removes its checkpoints after training
@@ -222,7 +228,7 @@ def _train(
     run: TrainingRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
-    sigterm: Preemption,
+    preemption: Preemption,
     initial_epoch: int,
     verbose: int,
 ) -> keras.callbacks.History:
@@ -244,7 +250,7 @@ def _train(
         data=run.data.description,
         fixed=run.data.fixed,
         counters=Counters(),
-        preemption=sigterm,
+        preemption=preemption,
         beginning=Position(initial_epoch, 0, initial_epoch * run.data.steps),
         batch=run.data.first_batch,
     )

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
 
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point."""
     try:
         cluster = read_cluster(os.environ)
-        with Preemption(TrainSettings.grace_period) as preemption.current:
+        with Preemption(TrainSettings.grace_period):
             from shardline.trainer.keras_compat import tensorflow_internals
 
             tensorflow_internals.keep_freed_memory()

@@ -106,7 +106,7 @@ def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dic
     cluster = read_cluster(environ)  # raises its errors before TensorFlow is loaded
     with (
         fail_fast_marker.refuse_repeated_failure(settings, cluster, environ),
-        Preemption(settings.grace_period) as preemption,
+        Preemption(settings.grace_period),
     ):
         from shardline.trainer.keras_compat import tensorflow_internals
 
@@ -114,7 +114,7 @@ def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dic
         tensorflow_internals.import_tensorflow()
         from shardline.trainer.train import train  # after the settings have been checked
 
-        return train(settings, environ, preemption)
+        return train(settings, environ)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,81 +1,100 @@
-"""Train: one training run from settings to a saved model, in any process of a job."""
+"""Train: one run on a dataset directory, from settings to a saved model, in any process of a job."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import math
+import os
+import platform
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
-from shardline.trainer.base.errors import ModelError, ShardlineError
-from shardline.trainer.base.settings import TrainSettings, output_dirs
-from shardline.trainer.checkpoint.identity import Identity, check_model_dir
-from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError, ShardlineError
+from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings, output_dirs
+from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
+from shardline.trainer.checkpoint.store import Checkpoints, Identity, check_model_dir
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
-from shardline.trainer.cluster.peers import peer_config
 from shardline.trainer.data import examples, transforms
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import InputPipeline
+from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
+from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
 from shardline.trainer.loop import evaluator
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
-from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks
+from shardline.trainer.loop.callbacks import (
+    Counters,
+    Hooks,
+    check_metrics,
+    chief_reports,
+    make_callbacks,
+    to_json_values,
+)
 from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.parameter_server import run_server
-from shardline.trainer.loop.process import is_server, join_cluster
-from shardline.trainer.loop.reports import Counters, to_json_values
-from shardline.trainer.loop.run import (
-    DatasetRun,
-    Watchdog,
-    announce,
-    input_pipeline,
-    load_data,
-    write_settings,
-)
+from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, is_server, join_cluster
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 from shardline.trainer.models import saving
-from shardline.trainer.models.interface import Interface, check_export, read_interface
+from shardline.trainer.models.interface import Interface, check_export, read_interface, unwrap_single_label
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
+@dataclass(frozen=True, kw_only=True)
+class DatasetRun(TrainingRun):
+    """A run on a dataset directory, which writes a model directory.
+
+    The chief writes to `dirs`, other processes to `scratch`, which is None on the chief.
+    """
+
+    data: InputPipeline
+    dirs: OutputDirs
+    manifest: Manifest
+    scratch: Path | None
+
+
+def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> Logs:
     """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
     Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
-    requested, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
+    settings = replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
     name = strategies.choose(settings, cluster)
     if is_server(cluster, name):
         run_server(cluster, settings.startup_timeout)
         return {}
-    dirs = output_dirs(settings, environ)
+    evaluates = cluster.role == "evaluator"
+    dirs, manifest = output_dirs(settings, environ), manifests.load(files.local_path(settings.dataset))
+    manifest.info()  # images that differ in size are refused
     # With parameter servers each worker takes whole steps.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
-    manifest = load_data(settings, sharing, evaluator=cluster.role == "evaluator")
-    data = manifest.fingerprint
-    check_model_dir(dirs.model, model=settings.model, dataset=data, allow_new_data=settings.allow_new_data)
+    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluates)
+    known = {"model": settings.model, "dataset": manifest.fingerprint}
+    check_model_dir(dirs.model, **known, allow_new_data=settings.allow_new_data)
     model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    own = peer_config(requested, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(join_cluster(settings, cluster, name, own))
+        process = stack.enter_context(join_cluster(settings, cluster, name, manifest.fingerprint))
         prefix = f"shardline-{cluster.name}-"
         scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=prefix)
-        split = "validation" if cluster.role == "evaluator" else "train"
         run = DatasetRun(
             **vars(process),
             checkpoints=dirs.checkpoints,
-            data=input_pipeline(process, manifest, split),
+            data=_input_pipeline(process, manifest, "validation" if evaluates else "train"),
             evaluates_final_weights=True,
             watchdog=Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
@@ -83,11 +102,11 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             scratch=Path(stack.enter_context(scratch)) if scratch else None,
         )
         with _explain_errors(run):
-            if cluster.role == "evaluator":
+            if evaluates:
                 _evaluate(run)
                 return {}
-            stack.enter_context(run.watchdog)
-            logs = _train(run, preemption)
+            with run.watchdog, during_a_run(settings.grace_period) as sigterm:
+                logs = _train(run, sigterm)
         # A peer that ends early would look lost to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
@@ -115,11 +134,12 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     model, interface, prepared = _assemble(run)
     run = replace(run, data=_formed(run.data, interface))
     if "validation" in run.manifest.splits:
-        run = replace(run, validation=_formed(input_pipeline(run, run.manifest, "validation"), interface))
+        run = replace(run, validation=_formed(_input_pipeline(run, run.manifest, "validation"), interface))
+    chosen, counters = make_callbacks(settings, run.scratch or run.dirs.model), Counters()
     if chief:
-        announce(run, interface)
-    chosen, counters = make_callbacks(run), Counters()
-    hooks = Hooks(run, chosen, chief_reports(run, counters))
+        _announce(run, interface)
+    reports = chief_reports(settings, run.dirs, counters, in_memory=run.data.in_memory) if chief else []
+    hooks = Hooks(run, chosen, reports)
     training = Training(
         run,
         model,
@@ -137,7 +157,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         check_metrics(settings, chosen, shown)
     if chief:
         transforms.save(prepared, run.dirs.model)
-        write_settings(run, interface, training.state.record)
+        _write_settings(run, interface, training.state.record)
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
     with (
         alive if settings.evaluator and chief else contextlib.nullcontext(),
@@ -213,10 +233,136 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     saving.save_model(model, run.dirs.model)
     run.watchdog.rest()  # waits for the evaluator
     if run.settings.evaluator:
-        logs |= evaluator.wait_for_last_evaluation(run, position)
+        logs |= evaluator.wait_for_last_evaluation(run.dirs.checkpoints, position)
     metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
     if not_finite := [name for name, value in metrics.items() if value is None]:
         progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
     files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
     progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
     progress.fact("TensorBoard logs", str(run.dirs.logs))
+
+
+def _input_pipeline(process: Process, manifest: Manifest, split: str) -> InputPipeline:
+    """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
+    settings, records = process.settings, manifest.splits[split].records
+    in_memory = settings.cache == "memory"
+    if settings.cache == "auto" and process.strategy_name != "parameter_server" and settings.epochs > 1:
+        size = _decoded_bytes(process, manifest, split)
+        in_memory = size is not None and size <= examples.memory_budget()
+    pipeline = InputPipeline(
+        files.local_path(settings.dataset),
+        manifest,
+        split,
+        EpochPlan(records, process.replicas, settings.per_replica_batch_size),
+        transform=load_transform(settings.transform) if settings.transform else None,
+        in_memory=in_memory,
+    )
+    if split != "train":
+        return replace(pipeline, epochs=1)
+    return replace(
+        pipeline,
+        epochs=settings.epochs,
+        shuffle_seed=settings.seed,
+        augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
+        class_weights=class_weights(settings.class_weights, manifest),
+    )
+
+
+def _decoded_bytes(process: Process, manifest: Manifest, split: str) -> int | None:
+    """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
+    shared = _assign_shards(process, manifest).name == "file"
+    records = manifest.splits[split].records // (process.cluster.num_workers if shared else 1)
+    total = 0
+    for feature in (*manifest.inputs.values(), *(label.feature for label in manifest.labels)):
+        sizes = [size for size in feature.shape if size is not None]
+        if feature.dtype == "string" or len(sizes) < len(feature.shape):
+            return None
+        total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
+    return total * records
+
+
+def _assign_shards(process: Process, manifest: Manifest) -> ShardPolicy:
+    """Returns how the training data is assigned to the workers, and why."""
+    if process.strategy_name == "parameter_server":
+        return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
+    shards = len(manifest.splits["train"].shards)
+    return shard_policy(shards, manifest.streams("train"), process.cluster.num_workers)
+
+
+def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:
+    """Refuses a dataset whose splits are too small for the workers, or missing."""
+    if "train" not in manifest.splits:
+        raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
+    records = manifest.splits["train"].records
+    if settings.per_replica_batch_size > records // workers:
+        share = f", of which each of {workers} workers has {records // workers}" if workers > 1 else ""
+        raise SettingsError(
+            f"per_replica_batch_size {settings.per_replica_batch_size} is larger than the training split of "
+            f"{records} examples{share}; choose at most {records // workers}"
+        )
+    if evaluator and "validation" not in manifest.splits:
+        raise SettingsError(
+            f"the evaluator needs a validation split; the dataset has {sorted(manifest.splits)}: "
+            "preprocess with one, or train without an evaluator"
+        )
+    validation = manifest.splits.get("validation")
+    if validation and validation.records < workers:
+        raise SettingsError(
+            f"the validation split has {validation.records} examples for {workers} replicas, and each needs "
+            "one: use fewer replicas or more data"
+        )
+
+
+def _announce(run: DatasetRun, interface: Interface) -> None:
+    """Reports what will run, with the arithmetic of batches and shards. For the chief."""
+    settings, plan, policy = run.settings, run.data.plan, _assign_shards(run, run.manifest)
+    updates = settings.gradient_accumulation_steps
+    progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
+    progress.fact("strategy", run.strategy_name)
+    progress.report(
+        "train",
+        f"{settings.model} on {run.cluster}, strategy {run.strategy_name}: global batch "
+        f"{plan.global_batch_size} = {plan.replicas} x {plan.per_replica_batch_size}"
+        + (f", {updates} of them to an update" if updates > 1 else "")
+        + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
+    )
+    progress.report("train", f"shard policy {policy.name}: {policy.reason}")
+    for description in interface.descriptions:
+        progress.report("train", f"labels: {description}")
+    size = _decoded_bytes(run, run.manifest, "train")
+    if run.data.in_memory and size is not None:
+        kept = f"{size / 1e6:,.1f} MB"
+        progress.report("train", f"input: each worker keeps its examples decoded in memory, {kept}")
+    if settings.deterministic and settings.checkpoint_minutes:
+        progress.report("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
+
+
+def _write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, Any]) -> None:
+    """Writes settings.json: what runs, and the changes in its `IdentityRecord`. For the chief."""
+    settings, plan, policy = run.settings, run.data.plan, _assign_shards(run, run.manifest)
+    labels = run.manifest.labels
+    packages = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    files.write_json(
+        run.dirs.model / SETTINGS_FILE,
+        {
+            "model": settings.model,
+            "fingerprint": run.manifest.fingerprint,
+            "class_names": run.manifest.class_names,
+            "labels": unwrap_single_label(
+                {label.name: interface.forms.get(label.name, DEFAULT_FORMS[label.kind]) for label in labels}
+            ),
+            "head": unwrap_single_label(interface.heads),
+            "seed": settings.seed,
+            "settings": asdict(settings),
+            "learning_rates": list(record["learning_rates"]),
+            "changes": list(record["changes"]),
+            "strategy": run.strategy_name,
+            "cluster": str(run.cluster),
+            "replicas": plan.replicas,
+            "global_batch_size": plan.global_batch_size,
+            "examples_per_update": plan.global_batch_size * settings.gradient_accumulation_steps,
+            "steps_per_epoch": plan.steps,
+            "shard_policy": policy._asdict(),
+            "versions": {"python": platform.python_version(), **packages},
+        },
+    )

@@ -141,7 +141,7 @@ def rehearse(
     tensorflow_internals.import_tensorflow()  # quietly
     from shardline.trainer.cluster.cluster import ClusterConfig
     from shardline.trainer.cluster.strategy import choose
-    from shardline.trainer.loop.run import check_splits
+    from shardline.trainer.train import check_splits
 
     started = time.monotonic()
     manifest = manifest or manifests.load_whole(dataset)

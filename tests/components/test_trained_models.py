@@ -10,7 +10,6 @@ from shardline.components.validate import validation
 from shardline.components.validate.gate.gate import Gate
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.models.saving import load_model
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
@@ -21,7 +20,7 @@ OWN = "tests.helpers.unexportable:own_loss_and_metric"
 
 def trained(dataset, out, model, **changes):
     settings = TrainSettings(dataset=str(dataset), model_dir=str(out), model=model, **changes)
-    return train(settings, {}, Preemption(settings.grace_period))
+    return train(settings, {})
 
 
 def validated(dataset, out):

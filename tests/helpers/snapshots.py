@@ -3,9 +3,8 @@
 import numpy as np
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.checkpoint.store import Checkpoints, Identity
 
 
 def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):

@@ -5,7 +5,6 @@ import pytest
 
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.loop.callbacks import callback_scope
 from shardline.trainer.train import train
@@ -55,7 +54,7 @@ def run(dataset, out, model="compiled", callback="ByStep", epochs=2, **changes):
         epochs=epochs,
         **changes,
     )
-    train(settings, {}, Preemption(1))
+    train(settings, {})
 
 
 def test_what_a_step_of_ones_own_returns_is_shown_and_kept(dataset, tmp_path, capsys):

@@ -22,7 +22,7 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import CallbackStates
-from shardline.trainer.loop import reports
+from shardline.trainer.loop import callbacks as reports
 from shardline.trainer.loop.callbacks import Stopping, load_callbacks
 
 LOSSES = [5.0, 4.0, 4.5, 4.4, 3.0, 3.5, 3.4, 3.3, 3.2]

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
 from shardline.trainer.keras_compat.replicas import loss_couples_examples
@@ -73,7 +72,7 @@ def test_xla_cannot_compile_what_runs_eagerly(dataset):
 def test_a_step_that_is_to_run_eagerly_does(dataset, tmp_path):
     models.Eager.steps = 0
     made = settings(dataset, model="tests.helpers.models:eager", model_dir=str(tmp_path), epochs=2)
-    logs = train(made, {}, Preemption(made.grace_period))
+    logs = train(made, {})
 
     assert models.Eager.steps == 1 + 12  # the first builds, and changes nothing
     assert [(row["calls"], row["val_calls"]) for row in read_history(tmp_path)] == [("6.0", "2.0")] * 2

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
@@ -103,7 +102,7 @@ def test_trains_as_fit_does(datasets, tmp_path, name):
     case = CASES[name]
     data = datasets[case.classes]
     settings = settings_of(case, data, tmp_path)
-    logs = train(settings, {}, Preemption(settings.grace_period))
+    logs = train(settings, {})
     expected = fitted(case, settings, data)
 
     logs = {_plain(metric): value for metric, value in logs.items()}
@@ -123,7 +122,7 @@ def _plain(metric):
 def test_is_refused_before_the_first_step(datasets, tmp_path, name):
     case = CASES[name]
     with pytest.raises(ModelError) as error:
-        train(settings_of(case, datasets[case.classes], tmp_path), {}, Preemption(1))
+        train(settings_of(case, datasets[case.classes], tmp_path), {})
     assert case.refused in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "settings.json").exists()

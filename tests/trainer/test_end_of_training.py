@@ -1,5 +1,6 @@
 """End of an epoch and of a run: when what is saved, and that the metrics are those of the saved model."""
 
+import itertools
 import json
 
 import keras
@@ -20,12 +21,12 @@ HERE = "tests.trainer.test_end_of_training:"
 LOSS = "sparse_categorical_crossentropy"
 
 
-def run(dataset, out, preemption=None, **changes):
+def run(dataset, out, **changes):
     changes = {"epochs": 3, **changes}
     changes["model"] = HERE + changes.get("model", "steady")
     changes["callbacks"] = tuple(HERE + name for name in changes.get("callbacks", ()))
     settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
-    return train(settings, {}, preemption or Preemption(1))
+    return train(settings, {})
 
 
 def evaluated(dataset, out):
@@ -173,23 +174,13 @@ def test_a_crash_at_the_end_of_an_epoch_that_was_cut_short(dataset, tmp_path, mo
     assert [row["examples"] for row in read_history(tmp_path)] == ["96", "96", "96"]
 
 
-class Asked(Preemption):
-    """Asked to stop when so many looks have been taken."""
-
-    def __init__(self, looks):
-        super().__init__(1)
-        self.looks = looks
-
-    @property
-    def requested(self):
-        self.looks -= 1
-        return self.looks < 0
-
-
-def test_a_run_that_is_asked_to_stop_during_a_validation_does(dataset, tmp_path, capsys):
+def test_a_run_that_is_asked_to_stop_during_a_validation_does(dataset, tmp_path, capsys, monkeypatch):
     """Looks of a run with steps of the validation one by one: six of the training, one of the validation."""
+    looks = itertools.count()
+    monkeypatch.setattr(Preemption, "requested", property(lambda self: next(looks) >= 6))
     with pytest.raises(RestartError, match="a checkpoint was saved at step 6"):
-        run(dataset, tmp_path, Asked(6), model="steady", steps_per_execution=1, callbacks=("ByTestStep",))
+        run(dataset, tmp_path, model="steady", steps_per_execution=1, callbacks=("ByTestStep",))
+    monkeypatch.undo()
     assert not (tmp_path / "history.csv").exists()
     run(dataset, tmp_path, model="steady")
 

@@ -13,9 +13,8 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.settings import OutputDirs, TrainSettings
-from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, TrainingState
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.checkpoint.store import Checkpoints, Identity
 from shardline.trainer.loop import evaluator as evaluations_module
 from shardline.trainer.loop import evaluator as evaluator_module
 from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last_evaluation
@@ -272,14 +271,13 @@ def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
 
 def test_the_chief_waits_for_the_last_result_and_not_for_ever(world, monkeypatch):
     monkeypatch.setattr(evaluator_module, "_LAST_EVALUATION_S", 0.05)
-    run = types.SimpleNamespace(dirs=types.SimpleNamespace(checkpoints=world.directory))
     world.evaluations.write(Position(steps=6), {"loss": 0.5, "accuracy": 1.0})
-    assert wait_for_last_evaluation(run, Position(steps=6)) == {
+    assert wait_for_last_evaluation(world.directory, Position(steps=6)) == {
         "evaluator_loss": 0.5,
         "evaluator_accuracy": 1.0,
     }
     assert world.evaluations.finished
 
     with progress.sink(lambda event: world.said.append(event.text)):
-        assert wait_for_last_evaluation(run, Position(steps=9)) == {}
+        assert wait_for_last_evaluation(world.directory, Position(steps=9)) == {}
     assert world.said[-1].startswith("warning: no evaluation of step 9 within 0.05 s")

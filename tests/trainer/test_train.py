@@ -21,7 +21,7 @@ from tests.helpers.history import read_history
 def run(dataset, out, **changes):
     changes = {"model": "mnist_cnn", "epochs": 2, **changes}
     settings = TrainSettings(dataset=str(dataset), model_dir=str(out), **changes)
-    return train(settings, {}, Preemption(settings.grace_period))
+    return train(settings, {})
 
 
 def weights(out):
@@ -67,15 +67,11 @@ def test_a_run_resumes_with_another_batch_size_within_an_epoch(dataset, tmp_path
     assert [row["examples"] for row in rows(tmp_path)] == ["96"]
 
 
-def test_a_run_that_was_stopped_between_the_last_step_and_the_end_of_an_epoch(dataset, tmp_path):
-    class Stopped(Preemption):
-        requested = True
-
-    settings = TrainSettings(
-        dataset=str(dataset), model_dir=str(tmp_path), model="mnist_cnn", epochs=1, steps_per_execution=6
-    )
+def test_a_run_that_was_stopped_between_the_last_step_and_the_end_of_an_epoch(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(Preemption, "requested", True)
     with pytest.raises(RestartError, match="a checkpoint was saved at step 6; start the same command again"):
-        train(settings, {}, Stopped(1))
+        run(dataset, tmp_path, epochs=1, steps_per_execution=6)
+    monkeypatch.undo()
     run(dataset, tmp_path, epochs=1)
 
     (row,) = rows(tmp_path)

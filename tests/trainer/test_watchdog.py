@@ -7,10 +7,10 @@ from tests.helpers import programs
 
 PROGRAM = """
 import threading
-from shardline.trainer.loop import run
+from shardline.trainer.loop import process
 
-run._LAST_WORDS_S = 0.0
-with run.Watchdog("chief-0", 0.2) as watched:
+process._LAST_WORDS_S = 0.0
+with process.Watchdog("chief-0", 0.2) as watched:
     watched.at("in step 4")
     threading.Event().wait()
 """

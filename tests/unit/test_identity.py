@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.checkpoint.identity import Identity, check_model_dir, claim
+from shardline.trainer.checkpoint.store import Identity, check_model_dir, claim
 
 RUN = Identity(
     "mnist_cnn", "aa11", {"model/0000/dense/kernel": "float32 6x5", "model/0001/dense/bias": "float32 5"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import IdentityRecord
+from shardline.trainer.checkpoint.store import IdentityRecord
 
 
 def record(*rates: Any, replicas: int = 2, **changes: Any) -> IdentityRecord:

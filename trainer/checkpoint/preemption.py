@@ -45,7 +45,9 @@ class Preemption:
         self._ready.set()
 
     def __enter__(self) -> Self:
-        """Installs the handler and starts to wait; must be called in the main thread."""
+        """Installs the handler and starts to wait, as `current`; must be called in the main thread."""
+        global current
+        self._outer, current = current, self
         _reset_forked_processes()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -56,6 +58,8 @@ class Preemption:
 
     def __exit__(self, *error: object) -> None:
         """Restores the previous handling of SIGTERM; a process that it ends ignores it from now on."""
+        global current
+        current = self._outer
         with self._lock:
             self._over.set()
         self._wake(0)
@@ -99,18 +103,17 @@ class Preemption:
             )
 
 
-#: The Preemption of this process from its first call of Shardline on; None where others end the process.
+#: The Preemption that handles SIGTERM in this process now; None where others end the process.
 current: Preemption | None = None
 
 
 def handle_sigterm() -> None:
     """Handles SIGTERM from now on, unless the program does, or runs in a notebook, a test or a thread."""
-    global current
     is_interactive = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
     is_main = threading.current_thread() is threading.main_thread()
     is_free = current is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_free and is_main and not is_interactive:
-        current = Preemption(TrainSettings.grace_period).__enter__()
+        Preemption(TrainSettings.grace_period).__enter__()
 
 
 @functools.cache
@@ -137,17 +140,19 @@ def _reset_forked_processes() -> None:
 
 
 @contextlib.contextmanager
-def during_a_call(grace_period: float) -> Iterator[Preemption]:
-    """Yields the Preemption of this process, if it has one, else one for this call.
+def during_a_run(grace_period: float, *, ends_program: bool = False) -> Iterator[Preemption]:
+    """Yields the Preemption of this process, if it has one, else one for this run.
 
-    Without one only the platform limits the time to end, and a thread is not told. A program that leaves
-    SIGTERM to Shardline ends with `EXIT_RESTART`, so that its scheduler starts it again.
+    Without one only the platform limits the time to end, and a thread is not told. With `ends_program` a
+    program that leaves SIGTERM to Shardline ends with `EXIT_RESTART`, so that its scheduler starts it again.
     """
     if current is not None:
         current.grace_period = grace_period
         try:
             yield current
         except RestartError as error:
+            if not ends_program:
+                raise
             progress.fail("train", error)
             sys.last_value = error  # exit handlers then do not wait for peers
             raise SystemExit(error.exit_code) from None

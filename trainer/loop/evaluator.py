@@ -23,9 +23,13 @@ from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.keras_compat.keras_internals import saveable
 from shardline.trainer.keras_compat.tensorflow_internals import in_thread
-from shardline.trainer.loop.callbacks import Stopping
-from shardline.trainer.loop.reports import format_metrics, scalar_metrics, sync_events, to_json_values
-from shardline.trainer.loop.run import DatasetRun
+from shardline.trainer.loop.callbacks import (
+    Stopping,
+    format_metrics,
+    scalar_metrics,
+    sync_events,
+    to_json_values,
+)
 from shardline.trainer.loop.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
@@ -211,12 +215,12 @@ class Evaluator:
             self._model.save(temporary)
 
 
-def wait_for_last_evaluation(run: DatasetRun, position: Position) -> Logs:
+def wait_for_last_evaluation(checkpoints: Path, position: Position) -> Logs:
     """Records the last checkpoint, waits for its evaluation, and returns the metrics as "evaluator_loss", ...
 
     For the chief, whose end ends the job. Returns {}, with a warning, if the evaluator takes too long.
     """
-    evaluations = Evaluations(run.dirs.checkpoints)
+    evaluations = Evaluations(checkpoints)
     evaluations.finish(position.steps)
     deadline = time.monotonic() + _LAST_EVALUATION_S
     while (metrics := evaluations.read(position.steps)) is None:

@@ -29,20 +29,18 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, ModelError, RestartError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import Identity, IdentityRecord
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.checkpoint.store import Checkpoints, Identity, IdentityRecord
 from shardline.trainer.cluster.collectives import make_summation, replica_merger
 from shardline.trainer.data.sharding import RunPlan
 from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replicas import inexact_metrics, loss_couples_examples
 from shardline.trainer.loop.build import apply_changed_rates, finalize, learning_rates
-from shardline.trainer.loop.callbacks import Hooks
+from shardline.trainer.loop.callbacks import Counters, Hooks
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
-from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import TrainingRun
+from shardline.trainer.loop.process import TrainingRun
 from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
 

@@ -1,30 +1,35 @@
-"""Process: this process among those that train, its peers and its strategy, created once."""
+"""Process: this process among those that train, its peers and its strategy, and what it trains in a run."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
+import math
 import os
 import re
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from shardline.trainer.adapters import DataAdapter
+from shardline.trainer.adapters import Batches, DataAdapter
 from shardline.trainer.base import crash, progress
-from shardline.trainer.base.errors import ModelError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import EXIT_FAILED, ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import preemption
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.peers import PeerConfig, Peers, abort_when_peer_ends, peer_config
+from shardline.trainer.cluster.peers import Peers, abort_when_peer_ends, peer_config
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import describe_model_error
 from shardline.trainer.loop.parameter_server import run_server
@@ -97,13 +102,95 @@ class Process:
         return self.strategy_name == "one_device"
 
 
+# Seconds for other replicas to report their own stall, before the end of this one ends them.
+_LAST_WORDS_S = 5.0
+
+
+class Watchdog:
+    """Watches one process while the context lasts."""
+
+    def __init__(self, name: str, timeout: float):
+        """Takes the replica's name, and the seconds without progress after which it ends; 0 for no limit."""
+        self._name = name
+        self._timeout = timeout
+        self._state = ("", time.monotonic())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def at(self, activity: str) -> None:
+        """Records progress: a new activity of the process ("in step 41")."""
+        self._state = (activity, time.monotonic())
+
+    def rest(self) -> None:
+        """Records that the process waits for something with a time limit of its own."""
+        self._state = ("", math.inf)
+
+    def __enter__(self) -> Watchdog:
+        """Starts to watch."""
+        self.at("at the beginning")
+        if self._timeout:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the watch."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Ends the process from this thread: the main thread may wait in TensorFlow forever."""
+        while not self._over.wait(min(1.0, self._timeout / 4)):
+            activity, since = self._state
+            if time.monotonic() - since <= self._timeout:
+                continue
+            text = (
+                f"{self._name} has made no progress for {self._timeout:g} s (stall_timeout), {activity}; "
+                "compare with the last lines of the other replicas: a callback that runs on one of them "
+                "only, or code with another branch there, makes the others wait"
+            )
+            progress.fail("train", RunError(text))
+            faulthandler.dump_traceback(file=sys.stderr)
+            sys.stderr.flush()
+            self._over.wait(_LAST_WORDS_S)
+            os._exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun(Process):
+    """One run on one process.
+
+    Attributes:
+        checkpoints: Directory of checkpoints; None for none.
+        data: Training data.
+        validation: Validation data; None for none.
+        validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
+        evaluates_final_weights: Whether the validation data is evaluated at the end, as callbacks may have
+            restored other weights.
+    """
+
+    checkpoints: Path | None
+    watchdog: Watchdog
+    data: Batches
+    validation: Batches | None = None
+    validation_freq: int | Collection[int] = 1
+    evaluates_final_weights: bool = False
+
+    def validates(self, epoch: int) -> bool:
+        """Whether the validation data is evaluated after an epoch, from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
 @contextlib.contextmanager
 def join_cluster(
-    settings: TrainSettings, cluster: ClusterConfig, name: str, own: PeerConfig
+    settings: TrainSettings, cluster: ClusterConfig, name: str, fingerprint: str = ""
 ) -> Iterator[Process]:
-    """Waits for the peers, which must have the same configuration, and creates the strategy with them."""
+    """Waits for the peers, which must have the same settings and dataset, and creates the strategy."""
     peers = Peers(cluster)
-    peers.handshake(settings.startup_timeout, own)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    peers.handshake(settings.startup_timeout, peer_config(settings, fingerprint, gpus))
     with tensorflow_internals.hearing_sigterm():
         strategy = strategies.create(settings, cluster)
     has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -149,9 +236,9 @@ def this_process(settings: Mapping[str, Any]) -> Process:
         sys.exit(0)
     if cluster.tasks and cluster.is_chief:
         strategies.announce(cluster, os.environ)
-    stack, gpus = contextlib.ExitStack(), len(tf.config.list_physical_devices("GPU"))
+    stack = contextlib.ExitStack()
     try:
-        _process = stack.enter_context(join_cluster(chosen, cluster, name, peer_config(chosen, "", gpus)))
+        _process = stack.enter_context(join_cluster(chosen, cluster, name))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise

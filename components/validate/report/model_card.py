@@ -19,7 +19,7 @@ from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.metrics import CHECKS, SERVING
 from shardline.trainer.base.settings import PATH_SETTINGS
-from shardline.trainer.checkpoint.identity import format_rate
+from shardline.trainer.checkpoint.store import format_rate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 
