@@ -62,7 +62,7 @@ from shardline.trainer.data.features import (
 from shardline.trainer.data.manifest import SPLITS, Duplicates, Manifest, Shard, Split
 
 # Bytes collected before a write: they should fit into the processor's cache.
-_BLOCK = 1 << 18
+_BLOCK = 1 << 19
 # A system call takes at most 1,024 buffers (IOV_MAX), three for a record.
 _PIECES = 1000 // 3
 # Images up to this average size are copied into their records, which saves calls.

@@ -279,7 +279,8 @@ def _find_marker(data: bytes, position: int) -> int:
     while position < len(data) - 1:
         first = np.frombuffer(data, np.uint8, min(len(data) - position, _SEARCHED), position)
         second = first[1:]
-        found = (first[:-1] == 0xFF) & (second != 0)
+        found = first[:-1] == 0xFF
+        found &= second != 0  # in place, which saves an array
         place = int(found.argmax())
         if found[place] and second[place] not in _MARKERS:
             found &= (second & 0xF8 != 0xD0) & (second != 0xFF)
