@@ -119,8 +119,10 @@ def timestamp(time: datetime.datetime) -> str:
     return time.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
-def duration(seconds: float) -> str:
-    """Returns a duration for people: "48 s", "3 min 20 s", "2 h 05 min"."""
+def duration(seconds: float | None) -> str:
+    """Returns a duration for people: "48 s", "3 min 20 s", "2 h 05 min"; "" for None."""
+    if seconds is None:
+        return ""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -21,8 +21,7 @@ from shardline.components.code import is_own
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
-from shardline.components.runs.directory import local_runs
-from shardline.components.runs.record import SUCCEEDED, RunRecord
+from shardline.components.runs import Run, RunDirectory
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import OPTIONS, TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
@@ -342,15 +341,15 @@ def describe_proof(
     (--proven) and there is none.
     """
     digest = hashlib.sha256(content).hexdigest()
-    same = [record for record in local_runs(runs_dir, 1000) if record.sha256 == digest]
+    same = [run for run in RunDirectory.newest(runs_dir, 1000) if run.sha256 == digest]
 
-    def others(record: RunRecord) -> list[str]:
-        return [key for key, value in sorted((values or {}).items()) if record.parameters.get(key) != value]
+    def others(run: Run) -> list[str]:
+        return [key for key, value in sorted((values or {}).items()) if run.parameters.get(key) != value]
 
     # Runs that ended as unchanged come last: they prove least.
     succeeded = sorted(
-        (record for record in same if record.state == SUCCEEDED),
-        key=lambda record: (record.verdict == "unchanged", len(others(record))),
+        (run for run in same if run.state == "succeeded"),
+        key=lambda run: (run.verdict == "unchanged", len(others(run))),
     )
     if not same:
         line = f"this file (sha256 {digest[:12]}) has not run here, in {runs_dir}"

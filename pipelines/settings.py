@@ -13,7 +13,7 @@ from typing import Any
 from shardline.components.code import CodeSettings, with_imported
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.registration import Deploy, ModelUpload
-from shardline.components.runs.mlflow_log import TrackingSettings
+from shardline.components.runs import TrackingSettings
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform
 from shardline.components.vertex.job import (

@@ -7,17 +7,13 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from shardline.components.model_store.champions import champion_directory
-from shardline.components.runs.causes import Failure, explain
-from shardline.components.runs.directory import read_local_record
-from shardline.components.runs.mlflow_log import log_run
-from shardline.components.runs.platform_run import read_platform_record
-from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
+from shardline.components.runs import Failure, Run, RunDirectory, State, VertexRun, explain, log_run
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.deserialize import read
@@ -56,7 +52,7 @@ class NotifySettings:
                 raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
-def message(run: RunRecord) -> str:
+def message(run: Run) -> str:
     """Returns the text about a run, in the marks that Slack and Google Chat have in common."""
     failure = run.explanation
     rows = [*run.rows(), ("run", run.name), *run.links.items()]
@@ -138,13 +134,13 @@ def conclude_run(
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
     settings = read(NotifySettings, notify, "notify")
     # A cancelled run counts as a failure.
-    is_due = settings.when == "always" or (settings.when == "failure" and run.state != SUCCEEDED)
+    is_due = settings.when == "always" or (settings.when == "failure" and run.state != "succeeded")
     if is_due and settings.webhook_secret:
         _notify(run, settings.webhook_secret)
     log_run(job_name, run)  # last: it may wait for the server
 
 
-def _notify(run: RunRecord, secret: str) -> None:
+def _notify(run: Run, secret: str) -> None:
     try:
         send(webhook_url(secret), message(run))
         report(TOPIC, "the webhook has been notified")
@@ -153,18 +149,18 @@ def _notify(run: RunRecord, secret: str) -> None:
         report(TOPIC, f"no notification was sent to the webhook: {why}")
 
 
-def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
+def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> Run:
     try:
-        if here := os.environ.get(RUN_VARIABLE):
-            return read_local_record(Path(here), state)
-        if job_resource_name:
-            platform = Platform.of_resource(job_resource_name, project=project)
-            return read_platform_record(platform, job_resource_name, state)
+        run: RunDirectory | VertexRun | None = None
+        if here := os.environ.get(RunDirectory.VARIABLE):
+            run = RunDirectory(Path(here))
+        elif job_resource_name:
+            run = VertexRun(Platform.of_resource(job_resource_name, project=project), job_resource_name)
+        if run:
+            return run.explain(replace(run.read(), state=state))
     except Exception as failure:  # of files, clients or credentials; recording and notifying go on
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
     error = " ".join(error.split())
-    explanation = explain(Failure(error=error)) if state == FAILED else None
-    return RunRecord(
-        name=job_name, pipeline=job_name, state=state, error=error or None, explanation=explanation
-    )
+    explanation = explain(Failure(error=error)) if state == "failed" else None
+    return Run(name=job_name, pipeline=job_name, state=state, error=error or None, explanation=explanation)

@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from shardline.components.model_store import BLESSING_FILE, Export, Verdict, read_part
-from shardline.components.runs.record import on_platform
+from shardline.components.runs import on_platform
 from shardline.components.storage.bucket import Folder, parse_uri
 from shardline.components.text import quality, truncate
 from shardline.trainer.base import crash, files

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.model_store import BLESSING_FILE, SAVED_MODEL, Export, Verdict, champions, read_part
-from shardline.components.runs.record import on_platform
+from shardline.components.runs import on_platform
 from shardline.components.text import quality
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, call_api

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
+from shardline.components.runs.run import Run
 from shardline.components.vertex.client import call_within, read_secret
 from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import files
@@ -64,14 +64,11 @@ class TrackingSettings:
         return {name: value for name, value in zip(names, vars(self).values(), strict=True) if value}
 
 
-def log_training(directory: Path) -> None:
-    """Logs a training without a pipeline that has ended; `directory` is that of its model."""
-    name = str(directory.absolute())
-    log_run(name, RunRecord(name=name, pipeline="", state=SUCCEEDED, training=str(directory)))
+def log_run(name: str, run: Run) -> None:
+    """Logs a run that has ended to the MLflow run of this name, which is made where there is none.
 
-
-def log_run(name: str, run: RunRecord) -> None:
-    """Logs a run that has ended to the MLflow run of this name, which is made where there is none."""
+    A training without a pipeline is a run without one, whose name is the absolute path of its model.
+    """
     if not (uri := os.environ.get(URI_VARIABLE)):
         return
     for variable, value in _OPTIONS.items():
@@ -94,7 +91,7 @@ def _ask(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
     return call_within(float(os.environ[_TIMEOUT]), partial(call, *given, **options))
 
 
-def _log(name: str, record: RunRecord) -> None:
+def _log(name: str, record: Run) -> None:
     import mlflow
 
     quote = '"' if "'" in name else "'"  # nothing in it can be escaped
@@ -121,11 +118,11 @@ def _log(name: str, record: RunRecord) -> None:
             path = str(files.local_path(exported))
             call_within(_UPLOAD_S, partial(mlflow.log_artifacts, path, "model", run_id=run))
     finally:
-        status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(record.state, "KILLED")
+        status = {"succeeded": "FINISHED", "failed": "FAILED"}.get(record.state, "KILLED")
         _ask(mlflow.MlflowClient().set_terminated, run, status)
 
 
-def _tags(run: RunRecord) -> dict[str, str]:
+def _tags(run: Run) -> dict[str, str]:
     if not run.pipeline:
         return {}
     links = (f"{key}: {link}" for key, link in run.links.items())  # the page makes links of addresses

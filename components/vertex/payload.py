@@ -24,6 +24,9 @@ PLACEHOLDER = "{{$"
 #: A JSON value of any type that is not known before the run; any other placeholder becomes text.
 ANY = "{{$.any}}"
 
+#: Role of the replicas of each worker pool, by the pool's index.
+ROLES = ("chief", "worker", "ps", "evaluator")
+
 _PACKAGES = ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types")
 #: What the client takes, by FieldDescriptor.cpp_type; a number of 64 bits may be text in JSON.
 _SCALARS: Mapping[int, tuple[Any, str]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from shardline.components.runs.record import PIPELINE_FILE
+from shardline.components.runs import Run, RunDirectory, log_run
 from shardline.pipelines.cli.options import PATH, parameter_options, runs_dir_option
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.errors import SettingsError
@@ -76,20 +76,19 @@ def run(
     continues training from a copy of its checkpoints.
     """
     _require_local(_EVERY_RUN)
-    from shardline.components.runs.directory import find_run
-    from shardline.pipelines.local.record import FailedRun
-    from shardline.pipelines.local.run import run_pipeline
+    from shardline.pipelines.local.run import failed_run, run_pipeline, with_checkpoints
 
-    failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir))
-    if failed is not None:
-        pipeline = pipeline or failed.directory / PIPELINE_FILE
-        given = {**failed.record.parameters, **(given or {})}
+    failed = None
+    if resume is not None:
+        here = RunDirectory.find(resume, runs_dir)
+        failed, pipeline = failed_run(here), pipeline or here.pipeline
+        given = {**failed.parameters, **(given or {})}
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
     parameters = _checked(pipeline, given or {}, runs_dir)
     if failed is not None:
         with foreground():
-            parameters = failed.with_checkpoints(parameters)
+            parameters = with_checkpoints(failed, parameters)
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
 
 
@@ -165,7 +164,6 @@ def train(
 
     TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
-    from shardline.components.runs.mlflow_log import log_training
     from shardline.components.text import print_rows
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
@@ -194,7 +192,8 @@ def train(
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
     model = Path(given.model_dir)
-    log_training(model)
+    name = str(model.absolute())
+    log_run(name, Run(name=name, pipeline="", state="succeeded", training=str(model)))
     own = ["--model-function", given.model] if ":" in given.model else []
     judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]
     print_rows([("next", "judge the model on the test split:"), ("", shlex.join(judge))], sys.stdout)

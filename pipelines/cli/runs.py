@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import os
-import re
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from shardline.components.runs import platform_run
-from shardline.components.runs.directory import local_runs, read_local_record, read_log, task_states
-from shardline.components.runs.platform_run import PlatformRun, PlatformTask, read_run, resource_name
-from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, LATEST, RUNNING, RunRecord
-from shardline.components.text import facts
-from shardline.components.vertex.client import Platform, call_api
+from shardline.components.runs import Run, RunDirectory, VertexRun
+from shardline.components.text import duration, facts
+from shardline.components.vertex.client import Platform
 from shardline.pipelines.cli.options import (
     PATH,
     PLATFORM_OPTIONS,
@@ -39,10 +31,8 @@ from shardline.pipelines.cli.options import (
     show_table,
     typed,
 )
-from shardline.pipelines.local.job.custom_job import ROLES
 from shardline.pipelines.local.terminal import foreground
 from shardline.pipelines.tables import error_prefix, project_settings, split_pairs
-from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
@@ -118,10 +108,10 @@ def submit(
         lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
-        run = submission.submit(environment.platform, request)
+        run = VertexRun.submit(environment.platform, request)
         if not how["as_json"]:
-            click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        _finish(VertexRun(environment.platform, run.job_id), run, how["waits"], how["as_json"])
+            click.echo(f"submitted {run.name}\n{run.link}\nproof: {proof}")
+        _finish(VertexRun(environment.platform, run.name), run, how["waits"], how["as_json"])
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,12 +132,10 @@ class Place(NamedTuple):
     settings: Path | None
     flags: Mapping[str, str]
 
-    def find(self, run: str) -> AnyRun:
+    def find(self, run: str) -> RunDirectory | VertexRun:
         """Returns a run: that of a directory, or else one on the platform."""
-        from shardline.components.runs.directory import find_run
-
         with contextlib.suppress(SettingsError):
-            return DirectoryRun(find_run(run, self.runs_dir))
+            return RunDirectory.find(run, self.runs_dir)
         with error_prefix(f"{run} is not a run directory; for a run on the platform "):
             return VertexRun(self.platform(), run)
 
@@ -180,7 +168,7 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
                     click.echo(found.link)
                 _finish(asked, found, waits, as_json)
             elif as_json:
-                show_json(found.as_json())
+                show_json(found.status())
             else:
                 _show(found)
                 click.echo(found.link)
@@ -191,30 +179,30 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
 
 
 def _list(place: Place, limit: int, as_json: bool) -> None:
-    from shardline.components.runs.platform_run import latest_runs
     from shardline.pipelines.settings import is_filled_in
 
-    listed = [("here", run) for run in newest_here(place.runs_dir, limit)]
+    listed = [("here", run) for run in RunDirectory.newest(place.runs_dir, limit)]
     where = str(place.runs_dir)
     is_named = place.settings or place.flags["project"] or os.environ.get("VERTEX_PROJECT")
     if is_named or is_filled_in(project_settings()):
         platform = place.platform()
-        listed += [("platform", run) for run in latest_runs(platform, limit)]
+        listed += [("platform", run) for run in VertexRun.newest(platform, limit)]
         where = f"{where} and {platform.parent}"
     listed = sorted(listed, key=lambda item: item[1].created, reverse=True)[:limit]
     if as_json:
-        show_json({"runs": [{"place": name, **run.as_json()} for name, run in listed]})
+        show_json({"runs": [{"place": name, **run.status()} for name, run in listed]})
     elif listed:
         show_table([("RUN", "WHERE", "PIPELINE", "STATE", "BEGAN", "TOOK", ""), *starmap(_row, listed)])
     else:
         click.echo(f"no runs in {where}")
 
 
-def _row(place: str, run: PlatformRun) -> tuple[str, ...]:
+def _row(place: str, run: Run) -> tuple[str, ...]:
     began = ""
     if run.created:
         began = f"{datetime.datetime.fromisoformat(run.created).astimezone():%Y-%m-%d %H:%M %Z}"
-    return run.job_id, place, run.pipeline, run.state, began, run.duration, run.error[:80]
+    result = run.outcome or run.error or ""
+    return run.name, place, run.pipeline, run.state, began, duration(run.seconds), result[:80]
 
 
 @click.command()
@@ -232,11 +220,12 @@ def cancel(run: str, as_json: bool, place: Place) -> None:
         if asked := not found.has_ended:
             where.cancel()
     if asked:
-        words = f"asked {where.asked} to cancel {found.job_id}, which was {found.state}"
+        owner = "the platform" if isinstance(where, VertexRun) else "its process"
+        words = f"asked {owner} to cancel {found.name}, which was {found.state}"
     else:
-        ended = "was cancelled" if found.state == CANCELLED else f"has {found.state}"
-        words = f"nothing to cancel: {found.job_id} {ended}"
-    show(as_json, {"run": found.job_id, "asked": asked, "state": found.state}, words)
+        ended = "was cancelled" if found.state == "cancelled" else f"has {found.state}"
+        words = f"nothing to cancel: {found.name} {ended}"
+    show(as_json, {"run": found.name, "asked": asked, "state": found.state}, words)
 
 
 @click.command()
@@ -251,12 +240,12 @@ def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
     RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     with foreground(sys.stderr):
-        for line in place.find(run).log(task, replica, follow=follow):
+        for line in place.find(run).read_log(task, replica, follow=follow):
             click.echo(line)
 
 
 @click.command()
-@click.argument("run", default=LATEST)
+@click.argument("run", default=RunDirectory.LATEST)
 @json_option
 @run_options
 def explain(run: str, as_json: bool, place: Place) -> None:
@@ -267,9 +256,10 @@ def explain(run: str, as_json: bool, place: Place) -> None:
     platform. Exits with 1 if it failed, with 4 if it was cancelled.
     """
     with foreground(sys.stderr):
-        found = place.find(run).record()
-    show(as_json, dataclasses.asdict(found), *_page(found))
-    sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
+        asked = place.find(run)
+        found = asked.explain(asked.read())
+    show(as_json, found.record(), *_page(found))
+    sys.exit({"failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}.get(found.state, 0))
 
 
 @click.command()
@@ -316,39 +306,42 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
     return parse_pipeline(content, Path(address or pipeline), sent=True), address, content
 
 
-def _finish(asked: AnyRun, run: PlatformRun, waits: bool, as_json: bool) -> None:
+def _finish(asked: RunDirectory | VertexRun, run: Run, waits: bool, as_json: bool) -> None:
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
         found = wait_for_run(functools.partial(asked.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
-            f"no longer watching; the run continues: {typed('status', run.job_id, '--wait')} watches it "
-            f"again, {typed('cancel', run.job_id)} ends it"
+            f"no longer watching; the run continues: {typed('status', run.name, '--wait')} watches it "
+            f"again, {typed('cancel', run.name)} ends it"
         ) from None
     if as_json:
-        show_json(found.as_json())
+        show_json(found.status())
     elif waits:
         _show(found)
     else:
-        click.echo(f"state: {found.state}; {typed('status', found.job_id, '--wait')} watches it")
+        click.echo(f"state: {found.state}; {typed('status', found.name, '--wait')} watches it")
     if waits:
-        raise_for_state(found, typed("explain", found.job_id))
+        raise_for_state(found, typed("explain", found.name))
 
 
-def _show(found: PlatformRun) -> None:
+def _show(found: Run) -> None:
     rows = [
-        (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
+        (task.name, task.state, duration(task.seconds), task.error[:80])
+        for task in found.tasks
+        if not task.is_group
     ]
     if rows:
         show_table([("TASK", "STATE", "DURATION", ""), *rows])
         click.echo()
-    click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
+    took = duration(found.seconds)
+    click.echo(f"{found.name}: {found.state}{f' after {took}' if took else ''}")
     if found.error:
         click.echo(f"error: {found.error}")
 
 
-def _page(found: RunRecord) -> Iterator[str]:
+def _page(found: Run) -> Iterator[str]:
     yield found.headline()
     last = found.explanation.lines if found.explanation else ()
     rows = [
@@ -358,104 +351,3 @@ def _page(found: RunRecord) -> Iterator[str]:
     ]
     for line in facts(rows).splitlines():
         yield f"  {line}"
-
-
-#: Seconds that the process of a run here has to end, which is more than its own processes have.
-_CANCEL_S = 15.0
-
-
-@dataclass(frozen=True)
-class DirectoryRun:
-    """A run on this machine."""
-
-    directory: Path
-    asked = "its process"
-
-    def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks."""
-        record = RunRecord.read(self.directory)
-        states = task_states(self.directory, record.state)
-        tasks = [PlatformTask(name=name, path=name, state=state) for name, state in states.items()]
-        return replace(_as_run(self.directory, record), tasks=tuple(tasks))
-
-    def record(self) -> RunRecord:
-        """Returns its record, with results and explanation from its files."""
-        return read_local_record(self.directory)
-
-    def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
-        """Yields what it has printed, of one task or replica ("worker-0") or, with "", of all."""
-        yield from read_log(self.directory, task, replica, follow=follow)
-        if follow and (record := RunRecord.read(self.directory)).error == ABANDONED:
-            progress.report("logs", f"no longer following {record.name}: {ABANDONED}")
-
-    def cancel(self) -> None:
-        """Ends its process by SIGTERM; raises SettingsError for a process of another machine."""
-        record = RunRecord.read(self.directory)
-        # The process of this id holds the lock: it is the run's, not another that has got the id since.
-        if not record.has_reliable_lock or not record.pid:  # 0 would be the caller's own group
-            raise SettingsError(
-                f"the run {record.name} is not known to run on this machine; end its process on {record.host}"
-            )
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.pid, signal.SIGTERM)
-        until = time.monotonic() + _CANCEL_S
-        while RunRecord.read(self.directory).state == RUNNING and time.monotonic() < until:
-            time.sleep(0.1)
-
-
-@dataclass(frozen=True)
-class VertexRun:
-    """A run on Vertex AI, by id or resource name."""
-
-    platform: Platform
-    run: str
-    asked = "the platform"
-
-    def read(self, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks; while `watching`, waits for the end of an outage."""
-        return read_run(self.platform, self.run, watching=watching)
-
-    def record(self) -> RunRecord:
-        """Returns its record, with the explanation of a failure from Cloud Logging."""
-        return platform_run.read_platform_record(self.platform, self.run)
-
-    def log(self, task: str, replica: str, *, follow: bool) -> Iterator[str]:
-        """Yields what its tasks have printed, from Cloud Logging."""
-        found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
-        pool = f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica
-        return platform_run.read_log(self.platform, self.run, task, pool, follow=follow)
-
-    def cancel(self) -> None:
-        """Asks the platform to cancel it."""
-        name = {"name": resource_name(self.platform, self.run)}
-        call_api(f"cancel the run {self.run}", self.platform.pipelines.cancel_pipeline_job, name)
-
-
-#: One run, wherever it is; what can be asked about it has the same names.
-AnyRun = DirectoryRun | VertexRun
-
-
-def newest_here(runs_dir: Path, limit: int) -> list[PlatformRun]:
-    """Returns the newest runs in a directory, newest first; `error` is the outcome."""
-    found = []
-    for record in local_runs(runs_dir, limit):
-        failed = record.explanation.failed if record.explanation else ""
-        outcome = failed or record.headline().partition(": ")[2]
-        found.append(replace(_as_run(runs_dir / record.name, record), error=outcome))
-    return found
-
-
-def _as_run(directory: Path, record: RunRecord) -> PlatformRun:
-    now = datetime.datetime.now(datetime.UTC)
-    age = (now - datetime.datetime.fromisoformat(record.created)).total_seconds() if record.created else None
-    return PlatformRun(
-        name=str(directory),
-        pipeline=record.pipeline,
-        state=record.state,
-        created=record.created,
-        seconds=age if record.state == RUNNING else record.duration_s,
-        error=record.error or "",
-        link=str(directory),
-        parameters=record.parameters,
-        tasks=(),
-    )

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardline.components.runs.record import GCS_DIRECTORY
+from shardline.components.runs import RunDirectory
 from shardline.pipelines.local import kfp_internals
 from shardline.pipelines.local.process import guardian, processes, start
 from shardline.pipelines.local.process.start import SERVER_VARIABLE
@@ -88,7 +88,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
     kfp_internals.pass_values_as_the_platform_does()
     kfp_internals.run_loops_as_the_platform_does()
     kfp_internals.accept_mistakes()
-    kfp_internals.resolve_imports_in(Path(root).with_name(GCS_DIRECTORY))
+    kfp_internals.resolve_imports_in(RunDirectory(Path(root).parent).buckets)
     skipped = kfp_internals.SkippedConditions()
     logging.getLogger().addHandler(skipped)
     try:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
+from shardline.components.runs import RunDirectory
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.local.job.custom_job import parse_payload, read_request
 from shardline.pipelines.local.job.injections import parse_injection
@@ -76,9 +76,9 @@ def _tuning_job(options: argparse.Namespace) -> Resources:
 def _logs(options: argparse.Namespace) -> Path:
     """Returns the directory for the replicas' logs, and sets their local directory for /gcs/."""
     task = Path(options.gcp_resources).parent
-    run = Path(os.environ.get(RUN_VARIABLE, task))
-    os.environ.setdefault(files.GCS_ROOT_VARIABLE, str(run / GCS_DIRECTORY))
-    return run / REPLICAS / task.name
+    run = RunDirectory(Path(os.environ.get(RunDirectory.VARIABLE, task)))
+    os.environ.setdefault(files.GCS_ROOT_VARIABLE, str(run.buckets))
+    return run.replicas / task.name
 
 
 def _print_line(name: str, line: str) -> None:

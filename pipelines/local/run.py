@@ -1,26 +1,32 @@
-"""Run of a compiled pipeline on this machine: its own run directory, its process, and its output."""
+"""Run of a compiled pipeline on this machine: its directory, process and output, and continuation."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
+import platform
+import re
 import select
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.runs.causes import KfpLines, split_replica
-from shardline.components.runs.directory import TASK_INDENT, blessing, running_task
-from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
-from shardline.pipelines.local import execute, record
+from shardline.components.runs import Run, RunDirectory, State, TaskLog, split_replica
+from shardline.pipelines.local import execute
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
@@ -28,10 +34,83 @@ from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, foreground
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import defaults, parse_pipeline, read_pipeline
+from shardline.pipelines.spec import RETRAIN, defaults, parse_pipeline, read_pipeline
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
-from shardline.trainer.base.progress import Event, Scalar
+from shardline.trainer.base.plugins import installed_version
+from shardline.trainer.base.progress import Event
+
+_PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
+#: Rows at the end of a run: the verdict first, checksums last; "" is a command, "*" all other rows.
+_ORDER = (
+    *("failed", "cancelled", "succeeded", "verdict", "best trial", "quality", "next", "", "*"),
+    *("run directory", "log", "to continue", "duration", "records", "replicas", "strategy", "dataset"),
+    *("version", "pipeline"),
+)
+
+
+@contextlib.contextmanager
+def new_run(runs: Path, content: bytes, now: datetime.datetime, **facts: Any) -> Iterator[Run]:
+    """Creates the directory of a run in `runs`, named by the time, with an exact copy of the pipeline.
+
+    Its run.json has the state of the run at any time; the directory is locked while the context lasts. The
+    facts are further fields of the run. Raises SettingsError when the directory cannot be written, RunError
+    when its disk is full.
+    """
+    with contextlib.ExitStack() as held:
+        with crash.output_errors(f"write the run directory {runs}", "choose another with --runs-dir"):
+            here = RunDirectory(_make_directory(runs, now))
+            try:
+                locked = held.enter_context(here.lock())
+                files.write_bytes(here.pipeline, content)
+                here.log.touch()
+            except OSError:
+                shutil.rmtree(here.path, ignore_errors=True)
+                raise
+        run = Run(
+            name=here.path.name,
+            state="running",
+            created=summary.timestamp(now),
+            resource=str(here.path),
+            sha256=hashlib.sha256(content).hexdigest(),
+            versions={
+                "python": platform.python_version(),
+                **{name: installed_version(name) for name in _PACKAGES},
+            },
+            platform=platform.platform(),
+            cpus=os.cpu_count(),
+            locked=locked,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            **facts,
+        )
+        run.write(here.path)
+        _link_latest(here.path)
+        yield run
+
+
+def _link_latest(directory: Path) -> None:
+    """Makes RUNS_DIR/latest a link to a run directory, atomically; none where links are not supported."""
+    link = directory.parent / RunDirectory.LATEST
+    temporary = directory / f".{RunDirectory.LATEST}"
+    with contextlib.suppress(OSError):
+        temporary.symlink_to(directory.name)
+        try:
+            temporary.replace(link)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _make_directory(runs: Path, now: datetime.datetime) -> Path:
+    """Creates the directory of a new run in `runs`, named by the time; raises OSError."""
+    name = now.strftime("%Y-%m-%dT%H-%M-%SZ")
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        directory = runs.absolute() / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+            return directory
+    raise AssertionError("numbers never end")
 
 
 @dataclass
@@ -45,29 +124,25 @@ class Execution:
         exit_code: Exit status of the executing process once it has ended.
     """
 
-    directory: Path
+    here: RunDirectory
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
     exit_code: int = 0
-    _kfp_lines: KfpLines = field(default_factory=KfpLines)
+    _log: TaskLog = field(default_factory=TaskLog)
     _heartbeat: Heartbeat = field(default_factory=Heartbeat)
-
-    @property
-    def log(self) -> Path:
-        """The file with the output of all tasks."""
-        return self.directory / LOG
 
     def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
         """Runs the executing process to its end, and stops every process that it has started."""
-        pipeline, values = self.directory / "localized.yaml", self.directory / "parameters.json"
+        directory, variable = self.here.path, RunDirectory.VARIABLE
+        pipeline, values = directory / "localized.yaml", directory / "parameters.json"
         files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
         files.write_json(values, parameters)
-        arguments = [str(path) for path in (pipeline, values, self.directory / "outputs")]
+        arguments = [str(path) for path in (pipeline, values, directory / "outputs")]
         inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
         with (
             processes.scratch_directory() as temporary,
-            self.log.open("w", encoding="utf-8") as log,
+            self.here.log.open("w", encoding="utf-8") as log,
             processes.adopted_orphans(),
         ):
             child = subprocess.Popen(
@@ -79,8 +154,8 @@ class Execution:
                     **with_safe_path(inherited),
                     "PYTHONUNBUFFERED": "1",
                     progress.EVENTS_VARIABLE: progress.secret(),
-                    RUN_VARIABLE: str(self.directory),
-                    crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
+                    variable: str(directory),
+                    crash.DIRECTORY_VARIABLE: str(directory / "crashes"),
                 },
                 start_new_session=True,
             )
@@ -93,7 +168,7 @@ class Execution:
             finally:
                 with processes.ignore_stop_signals():
                     self.exit_code = _end(child)
-                    processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
+                    processes.stop_descendants(with_variable=(variable, str(directory)))
 
     def raise_failure(self) -> None:
         """Raises ProcessFailedError if the run has failed: with the failed task's error if it has one."""
@@ -106,26 +181,25 @@ class Execution:
             progress.report(execute.TOPIC, f"| {line}")
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
-        raise processes.ProcessFailedError(f"{text} (log: {self.log})")
+        raise processes.ProcessFailedError(f"{text} (log: {self.here.log})")
 
     def _handle_line(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
         line = execute.COLOUR.sub("", line)
         # Indented like all output of tasks: other lines of the log are kfp.local's own.
-        logged = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
+        logged = line if event is None else f"{TaskLog.INDENT}{' '.join(progress.render(event).split())}"
         print(logged, file=log, flush=True)
         if event is None:
-            if (task := running_task(line)) is not None:
-                self._heartbeat.task = task
+            printed = self._log.read(line)
+            if self._heartbeat.task != self._log.task:
+                self._heartbeat.task = self._log.task
                 terminal.end_work()
-            if line.startswith(TASK_INDENT) and line.strip():
-                printed = line.removeprefix(TASK_INDENT)
+            if printed is not None and line.startswith(TaskLog.INDENT):
+                self.tail.append(printed)
                 replica, text = split_replica(printed)
-                if not self._kfp_lines.has(text, replica):
-                    self.tail.append(printed)
-                    if replica:
-                        self._heartbeat.reset()
-                        terminal.line(replica, text)
+                if replica:
+                    self._heartbeat.reset()
+                    terminal.line(replica, text)
         elif event.kind == "error":
             self.errors.append(event)
         else:
@@ -167,18 +241,6 @@ def _end(child: subprocess.Popen[bytes]) -> int:
     return code
 
 
-@dataclass(frozen=True)
-class LocalRun:
-    """Result of a run that succeeded: facts in the order in which tasks report them.
-
-    `blessed` says whether the run's model was blessed; None without a verdict.
-    """
-
-    directory: Path
-    facts: Mapping[str, Scalar]
-    blessed: bool | None
-
-
 def run_pipeline(
     path: Path,
     parameters: Mapping[str, Any],
@@ -188,13 +250,13 @@ def run_pipeline(
     injections: Sequence[str] = (),
     network: str = "auto",
     stream: TextIO | None = None,
-) -> LocalRun:
+) -> Run:
     """Runs a compiled pipeline on this machine and shows its progress, by default on standard output.
 
     The options are those of `shardline run`. The run directory receives pipeline.yaml (an exact copy of the
     input), localized.yaml, run.json (settings and versions, state, results), run.log (output of all tasks),
     replicas/ (one log per replica and job.json), outputs/ (the artifacts) and gcs/ (/gcs/ of custom jobs).
-    When this function returns or raises, no process of the run is left.
+    When this function returns or raises, no process of the run is left. Returns the run, which has succeeded.
 
     Raises:
         PipelineError: When the file is not a pipeline that can run here, a parameter is wrong, or there is
@@ -218,56 +280,106 @@ def run_pipeline(
     localized = localize(spec, created=summary.timestamp(now), job_options=options)
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
-    run_directory = record.RunDirectory(
-        runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
-    )
-    _make_champion_directory(runs_dir, complete)
-    run = Execution(run_directory.directory)
-    try:
-        with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
-            where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")
-            progress.report("run", f"{name} in {where}")
-            run.watch(localized, values, terminal)
-            run.raise_failure()
-    except processes.Stopped as error:
-        _end_run(run_directory, run, CANCELLED, stream, f"stopped by {error.signal_name}")
-        raise
-    except Exception as failure:
-        if isinstance(failure, OSError):
-            failure.filename = failure.filename or str(run.log)
-        reason = crash.as_error(failure)
-        with contextlib.suppress(OSError):  # of the same full disk
-            _end_run(run_directory, run, FAILED, stream, str(reason))
-        raise reason from None
-    blessed = _end_run(run_directory, run, SUCCEEDED, stream)
-    if require_blessing and not blessed:
-        verdict = run.facts.get("blessed")
+    facts = {"yaml": str(path.absolute()), "parameters": complete}
+    with new_run(runs_dir, content, now, pipeline=name, **facts) as run:
+        _make_champion_directory(runs_dir, complete)
+        execution, began = Execution(RunDirectory(run.directory)), time.monotonic()
+
+        def end(state: State, error: str | None = None) -> Run:
+            return _record_end(run, execution, stream, state, round(time.monotonic() - began, 3), error)
+
+        try:
+            with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
+                progress.report("run", f"{name} in {run.resource.removeprefix(f'{Path.cwd()}/')}")
+                execution.watch(localized, values, terminal)
+                execution.raise_failure()
+        except processes.Stopped as error:
+            end("cancelled", f"stopped by {error.signal_name}")
+            raise
+        except Exception as failure:
+            if isinstance(failure, OSError):
+                failure.filename = failure.filename or str(execution.here.log)
+            reason = crash.as_error(failure)
+            with contextlib.suppress(OSError):  # of the same full disk
+                end("failed", str(reason))
+            raise reason from None
+        ended = end("succeeded")
+    if require_blessing and not ended.blessed:
+        verdict = execution.facts.get("blessed")
         why = f"not blessed: {verdict.text}" if verdict else "the pipeline validated no model"
         raise RunError(f"a blessing is required; {why}")
-    facts = {name: event.value for name, event in run.facts.items()}
-    return LocalRun(run_directory.directory, facts, blessed)
+    return ended
 
 
-def _end_run(
-    run_directory: record.RunDirectory,
-    run: Execution,
-    state: State,
-    stream: TextIO,
-    explanation: str | None = None,
-) -> bool | None:
-    """Records and shows the end of a run; returns whether its model was blessed, None without a verdict."""
-    blessed, reported = blessing(run_directory.directory), run.facts.get("blessed")
+def _record_end(
+    run: Run, execution: Execution, stream: TextIO, state: State, duration_s: float, error: str | None
+) -> Run:
+    """Shows and records the end of a run, and returns it."""
+    run = execution.here.read(replace(run, state=state, duration_s=duration_s, error=error))
+    facts, reported = execution.facts, execution.facts.get("blessed")
     # Outputs of tasks override what a task has reported.
-    if blessed is None:
-        run.facts.pop("blessed", None)
-    elif reported is None or reported.value is not blessed:
-        run.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
-    is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
-    texts = {name: event.text for name, event in run.facts.items()}
-    rows = run_directory.outcome(texts, state, blessed, can_continue=not is_user_error)
-    summary.print_rows(rows, stream)
-    run_directory.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
-    return blessed
+    if run.blessed is None:
+        facts.pop("blessed", None)
+    elif reported is None or reported.value is not run.blessed:
+        facts["blessed"] = Event("fact", "blessed", "yes" if run.blessed else "no", value=run.blessed)
+    is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in execution.errors)
+    texts = {name: event.text for name, event in facts.items()}
+    summary.print_rows(outcome_rows(run, texts, can_continue=not is_user_error), stream)
+    run = replace(run, facts={name: event.value for name, event in facts.items()})
+    run = execution.here.explain(run)
+    run.write(execution.here.path)
+    return run
+
+
+def outcome_rows(run: Run, texts: Mapping[str, str], *, can_continue: bool) -> summary.Rows:
+    """Returns the table at the end of a run, of the facts that its tasks have reported.
+
+    `can_continue` says whether a failed run can be continued with its parameters.
+    """
+    here, took = RunDirectory(run.directory), summary.duration(run.seconds)
+    facts = {name: _short_path(here.path, text) for name, text in texts.items()}
+    words, runs, command = facts.pop("blessed", ""), here.path.parent, ""
+    published = "published as the champion" if "champion" in facts else "blessed, but not published"
+    verdict = f"{published if run.blessed else 'not published'}: {words}" if words else ""
+    if run.state == "succeeded" and "champion" in facts and "state" not in facts:
+        command = shlex.join(["shardline", "check", run.yaml])
+    elif run.state != "succeeded" and can_continue and run.pipeline == RETRAIN:
+        elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
+        facts["to continue"] = f"shardline run --resume {run.name}{elsewhere}"
+    store, _, version = facts.pop("champion", "").partition("/versions/")
+    page = facts.pop("report", facts.get("trials"))
+    end = "duration" if words and run.state == "succeeded" else run.state
+    rows = {
+        end: took if end == "duration" else f"in {took}",
+        "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
+        "next": "; ".join(filter(None, (f"open {page}" if page else "", facts.pop("next", "")))),
+        "": command,
+        "model store" if version else "champion": store,
+        "version": version,
+        "run directory": run.resource,
+        "log": str(here.log),
+        "pipeline": f"sha256:{run.sha256}",
+    }
+    facts |= {name: text for name, text in rows.items() if text}
+    # run.json has the whole checksums.
+    shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in facts.items()]
+    return sorted(shown, key=lambda row: _ORDER.index(row[0] if row[0] in _ORDER else "*"))
+
+
+def _short_path(directory: Path, value: str) -> str:
+    """Links an output from the top of the run directory; returns the link, or the value unchanged.
+
+    TensorBoard logs have no link: TensorBoard reads the run directory, and would show them twice.
+    """
+    target = Path(value)
+    if not target.is_relative_to(directory / "outputs") or not target.exists():
+        return value
+    if target.name == "logs":
+        return str(directory)
+    link = directory / target.name
+    with contextlib.suppress(OSError):  # there is one, or the disk has no links
+        link.symlink_to(target.relative_to(directory))
+    return str(link) if link.exists() and link.samefile(target) else value
 
 
 def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
@@ -276,3 +388,54 @@ def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> N
     if path.is_relative_to(runs_dir.absolute() / "champions"):
         with contextlib.suppress(OSError):  # the first task reports it
             path.mkdir(parents=True, exist_ok=True)
+
+
+def failed_run(here: RunDirectory) -> Run:
+    """Reads the record of a run that another can continue.
+
+    Raises SettingsError when it is no run directory, or damaged, and PipelineError when the run is still
+    running, has succeeded, or its pipeline cannot continue one.
+    """
+    run = here.record()
+    if run.state == "running":
+        raise PipelineError(
+            f"the run {run.name} is still running; 'shardline logs {here.path} -f' follows it"
+        )
+    if run.state == "succeeded":
+        raise PipelineError(f"the run {run.name} has succeeded: there is nothing to continue")
+    if run.pipeline != RETRAIN:
+        raise PipelineError(
+            f"{run.name} is a run of the pipeline {run.pipeline!r}; only runs of {RETRAIN!r} can "
+            "be continued, whose parameter continue_run names the checkpoints: start another run"
+        )
+    return run
+
+
+def with_checkpoints(failed: Run, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parameters to continue training from the newest checkpoints of a run; reports them.
+
+    A checkpoint_dir is kept, where training continues by itself, and so is a continue_run that differs
+    from the run's own. Without checkpoints, training begins where the run's began.
+    """
+    before, start = failed.parameters, parameters.get("continue_run", "")
+    if directory := parameters.get("train_options", {}).get("checkpoint_dir", ""):
+        start = ""  # the two exclude each other
+    elif start in ("", before.get("continue_run", "")):
+        last = before.get("train_options", {}).get("checkpoint_dir", "")
+        start = str(_checkpoints(failed.directory.resolve()) or last or start)
+    directory = directory or start
+    outcome = "it has no checkpoints: training starts from the beginning"
+    if directory:
+        outcome = f"training continues from {directory}"
+    progress.report("run", f"continues {failed.name}; {outcome}")
+    return {**parameters, "continue_run": start}
+
+
+def _checkpoints(run: Path) -> Path | None:
+    checkpoints = [
+        (index.stat().st_mtime, directory)
+        for pattern in ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
+        for directory in run.glob(pattern)
+        for index in directory.glob("*.index")
+    ]
+    return max(checkpoints)[1] if checkpoints else None

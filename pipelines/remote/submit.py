@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardline.components.runs.platform_run import PlatformRun, read_run, resource_name, run_of
-from shardline.components.runs.record import CANCELLED, SUCCEEDED
+from shardline.components.runs import Run, VertexRun
 from shardline.components.text import facts, truncate
-from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex.client import Platform
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
 from shardline.pipelines.check.pipeline import Job, Pipeline, jobs
 from shardline.pipelines.settings import Environment, missing_error
@@ -27,26 +26,6 @@ _MAX_ID = 127
 _ROLES = ("chief", "workers", "servers", "evaluator")
 
 
-def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
-    """Starts a run with a request of `job_request` that has an id, and returns it.
-
-    Raises PlatformError when the platform refuses or is not reached.
-    """
-    from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest
-    from google.protobuf.json_format import ParseDict
-
-    message = ParseDict(dict(request), CreatePipelineJobRequest.pb(CreatePipelineJobRequest()))
-    job_id = str(request["pipelineJobId"])
-    name = {"name": resource_name(platform, job_id)}
-    job = call_api(
-        f"submit the run {job_id}",
-        platform.pipelines.create_pipeline_job,
-        CreatePipelineJobRequest.wrap(message),
-        read_existing=lambda: call_api(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
-    )
-    return run_of(job, platform)
-
-
 def continue_parameters(platform: Platform, run: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a run that continues from the checkpoints of another; `parameters` override.
 
@@ -54,13 +33,13 @@ def continue_parameters(platform: Platform, run: str, parameters: Mapping[str, A
         RunError: When the other one is still running: both would write the same checkpoints.
         PlatformError: When there is no such run, or the platform is not reached.
     """
-    previous = read_run(platform, run)
+    previous = VertexRun(platform, run).read()
     if not previous.has_ended:
         raise RunError(f"the run {run} is {previous.state}; cancel it, or wait until it has ended")
-    return {**previous.parameters, **parameters, "continue_run": previous.job_id}
+    return {**previous.parameters, **parameters, "continue_run": previous.name}
 
 
-def wait_for_run(read: Callable[[], PlatformRun]) -> PlatformRun:
+def wait_for_run(read: Callable[[], Run]) -> Run:
     """Reads a run until it has ended, reports the states of its tasks, and returns it."""
     seen: dict[str, str] = {}
     pause = _FIRST_S
@@ -77,16 +56,16 @@ def wait_for_run(read: Callable[[], PlatformRun]) -> PlatformRun:
         pause = min(_LAST_S, pause * 1.3)
 
 
-def raise_for_state(run: PlatformRun, explain: str) -> None:
+def raise_for_state(run: Run, explain: str) -> None:
     """Raises RunError or CancelledRunError when a finished run has not succeeded; `explain` says more."""
-    if run.state == SUCCEEDED:
+    if run.state == "succeeded":
         return
-    if run.state == CANCELLED:
-        raise CancelledRunError(f"the run {run.job_id} was cancelled")
+    if run.state == "cancelled":
+        raise CancelledRunError(f"the run {run.name} was cancelled")
     failed = run.failed_task
     where = f" in the task {failed.name}" if failed else ""
     why = (failed.error if failed else "") or run.error or "the platform does not say why"
-    raise RunError(f"the run {run.job_id} failed{where}: {why.rstrip('.')}; {explain} says more")
+    raise RunError(f"the run {run.name} failed{where}: {why.rstrip('.')}; {explain} says more")
 
 
 def job_request(

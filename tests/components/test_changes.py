@@ -22,7 +22,7 @@ from shardline.components.changes.detection import (
     in_zone,
     run_time,
 )
-from shardline.components.runs import record as run_record
+from shardline.components.runs import directory as run_directory
 from shardline.components.validate.export import formats
 from shardline.pipelines.parameters import check_values
 from shardline.pipelines.spec import defaults, load_pipeline
@@ -495,8 +495,8 @@ def test_a_format_without_its_converter_is_refused_before_anything_is_trained(ph
 def test_on_the_platform_nothing_is_remembered_or_published_in_a_container(
     name, photos, tmp_path, monkeypatch, events
 ):
-    monkeypatch.setattr(run_record, "_BUCKETS", tmp_path)
-    monkeypatch.delenv(run_record.RUN_VARIABLE, raising=False)
+    monkeypatch.setattr(run_directory, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(run_directory.RunDirectory.VARIABLE, raising=False)
     settings = {"history_uri": "", "champion_uri": "", name: f"{tmp_path}/own"}
 
     with pytest.raises(SystemExit):

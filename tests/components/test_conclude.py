@@ -12,8 +12,7 @@ import pytest
 from shardline.components.conclude import notification
 from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import NotifySettings, message, send, webhook_url
-from shardline.components.runs.causes import Failure, explain
-from shardline.components.runs.record import RUN_VARIABLE, RunRecord
+from shardline.components.runs import Failure, Run, RunDirectory, explain
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import Event
@@ -53,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record = {"pipeline": "retrain", "state": "running", "error": None}
     (directory / "run.json").write_text(json.dumps(record))
     (directory / "run.log").write_text(LOG)
-    monkeypatch.setenv(RUN_VARIABLE, str(directory))
+    monkeypatch.setenv(RunDirectory.VARIABLE, str(directory))
     return directory
 
 
@@ -144,7 +143,7 @@ def test_the_record_is_there_before_a_notification_is_sent(
     with pytest.raises(KeyboardInterrupt):
         finish("FAILED", tmp_path / "history")
 
-    assert RunRecord.read(tmp_path / "history" / "runs" / "retrain-1").state == "failed"
+    assert RunDirectory(tmp_path / "history" / "runs" / "retrain-1").record().state == "failed"
 
 
 def test_a_history_that_cannot_be_written_fails_nothing(
@@ -217,7 +216,7 @@ def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(
 
 def test_the_message_calls_nobody_and_fits() -> None:
     failure = Failure(task="train", error="<users/all> & co", lines=("x" * 3000, "the last"))
-    text = message(RunRecord(name="r", pipeline="p" * 9000, state="failed", explanation=explain(failure)))
+    text = message(Run(name="r", pipeline="p" * 9000, state="failed", explanation=explain(failure)))
 
     assert "<" not in text
     assert text.endswith("the last```")

@@ -9,7 +9,7 @@ from shardline.components import model_store
 from shardline.components.model_store.champions import champion_directory, current, publish
 from shardline.components.register.component import register
 from shardline.components.register.registration import register_model
-from shardline.components.runs import record
+from shardline.components.runs import directory as run_directory
 from shardline.trainer.base.errors import ModelError, SettingsError
 from tests.helpers.exports import judge_again, write_export
 
@@ -25,8 +25,8 @@ def champion(tmp_path):
 
 
 def test_on_the_platform_nothing_is_published_in_a_container(exported, champion, monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "_BUCKETS", tmp_path)
-    monkeypatch.delenv(record.RUN_VARIABLE, raising=False)
+    monkeypatch.setattr(run_directory, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(run_directory.RunDirectory.VARIABLE, raising=False)
 
     with pytest.raises(SettingsError, match="thrown away with it; give champion_uri=gs://BUCKET/PATH"):
         register_model(exported, str(champion))

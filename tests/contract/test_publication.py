@@ -17,7 +17,7 @@ from kfp import dsl
 from shardline.components.model_store.champions import DiskStore, current, versions
 from shardline.components.register.component import register, serving_model
 from shardline.components.register.registration import PIPELINE_LABEL
-from shardline.components.runs import record
+from shardline.components.runs import directory as run_directory
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers.exports import judge_again, write_export
@@ -99,8 +99,8 @@ def test_the_loser_is_not_uploaded(tmp_path: Path) -> None:
 @pytest.fixture
 def platform(vertex_environ: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVertex:
     """The fake, with a model of the pipeline and one of someone else, on an endpoint without traffic."""
-    monkeypatch.setattr(record, "_BUCKETS", tmp_path)
-    monkeypatch.delenv(record.RUN_VARIABLE, raising=False)
+    monkeypatch.setattr(run_directory, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(run_directory.RunDirectory.VARIABLE, raising=False)
     services = vertex_environ.services
     services.models[OTHER] = [Model(labels={"pipeline": "retrain"})]
     services.models[OWN] = [Model(), Model(labels={PIPELINE_LABEL: "retrain"})]
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_not_replaced(
 def test_a_run_on_this_machine_asks_for_nothing(
     platform: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(record.RUN_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(run_directory.RunDirectory.VARIABLE, str(tmp_path))
 
     assert prepare(tmp_path, endpoint=ENDPOINT, parent_model=OTHER) == 0
     assert platform.services.calls == []

@@ -25,7 +25,7 @@ from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, PipelineJ
 from google.protobuf.json_format import ParseDict
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs import Run
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
@@ -210,7 +210,7 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
 def ran(name: str, **facts: Any) -> None:
     digest = hashlib.sha256(Path("pipeline.yaml").read_bytes()).hexdigest()
     values = {"sha256": digest, "parameters": {"count": 3, "note": ""}, **facts}
-    RunRecord(name=name, pipeline="toy", **values).write(Path("runs", name))
+    Run(name=name, pipeline="toy", **values).write(Path("runs", name))
 
 
 def test_mistakes_are_found_before_anything_is_sent(fake: FakeVertex) -> None:

@@ -20,8 +20,7 @@ import psutil
 import pytest
 from kfp import compiler
 
-from shardline.components.runs.directory import failure_of
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs import RunDirectory
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
@@ -214,7 +213,7 @@ def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> 
         )
 
     assert (_record(runs)["state"], _record(runs)["facts"]["blessed"]) == ("succeeded", False)
-    failure = failure_of(_only(runs), RunRecord.read(_only(runs)))
+    failure = RunDirectory(_only(runs)).failure(RunDirectory(_only(runs)).read())
     assert (failure.task, failure.error) == ("judge", "")
 
 
@@ -240,7 +239,7 @@ def test_a_full_disk_ends_a_run_with_one_line(toy: Path, tmp_path: Path, free: i
         with pytest.raises(RunError, match=r"^No space left on device") as caught:
             run_pipeline(toy, {}, runs_dir=disk / "runs", stream=stream)
         assert "\n" not in str(caught.value)
-        assert RunRecord.read(_only(disk / "runs")).state == "failed"
+        assert RunDirectory(_only(disk / "runs")).record().state == "failed"
 
 
 @pytest.mark.usefixtures("by_themselves")
@@ -346,7 +345,7 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert process.returncode == code
     assert "Traceback" not in output
     state = "failed" if signum == signal.SIGKILL else "cancelled"
-    assert RunRecord.read(_only(runs)).state == state
+    assert RunDirectory(_only(runs)).record().state == state
 
 
 @pytest.mark.parametrize(

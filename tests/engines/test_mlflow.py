@@ -15,7 +15,7 @@ import pytest
 
 from shardline.components.runs.causes import Explanation
 from shardline.components.runs.mlflow_log import log_run
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs.run import Run
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually
 from tests.helpers.replicas import ROOT, free_ports
@@ -124,9 +124,7 @@ def test_a_failed_run_shows_why_and_is_one_run_however_often_it_is_logged(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "failed")
     explanation = Explanation(failed="train", error="x" * 9000, cause="", next_step="run it again")
     parameters = {"a:b/c?": 1, "empty": "", "long": "y" * 9000}
-    failed = RunRecord(
-        name="a", pipeline="retrain", state="failed", explanation=explanation, parameters=parameters
-    )
+    failed = Run(name="a", pipeline="retrain", state="failed", explanation=explanation, parameters=parameters)
     for _ in range(2):
         log_run("retrain-o'a", failed)
     assert capfd.readouterr() == ("", "")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs import Run
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base import files
 
@@ -28,11 +28,10 @@ LOG = """\
 RUN = """
 import datetime, sys, time
 from pathlib import Path
-from shardline.pipelines.local.record import RunDirectory
-now = datetime.datetime.now(datetime.UTC)
-run = RunDirectory(Path("runs"), b"", now, pipeline="toy")
-print(run.directory.name, flush=True)
-time.sleep(600)
+from shardline.pipelines.local.run import new_run
+with new_run(Path("runs"), b"", datetime.datetime.now(datetime.UTC), pipeline="toy") as run:
+    print(run.name, flush=True)
+    time.sleep(600)
 """
 
 
@@ -68,7 +67,7 @@ def test_cancel_ends_the_process_of_a_run_here(process: tuple[str, subprocess.Po
 
 def write_run(**values: Any) -> Path:
     directory = Path("runs/today")
-    RunRecord(**{"name": "today", "pipeline": "toy", "state": "running", **values}).write(directory)
+    Run(**{"name": "today", "pipeline": "toy", "state": "running", **values}).write(directory)
     (directory / "run.log").write_text(LOG)
     return directory
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.runs.causes import Failure, exit_code, exit_meaning, explain
-from shardline.components.runs.directory import blessing, failure_of, read_local_record
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs import Failure, Run, RunDirectory, explain
+from shardline.components.runs.causes import exit_code, exit_meaning
 from shardline.trainer.base.errors import SettingsError
 
 
@@ -106,7 +105,13 @@ def write_run(directory: Path, log: str = LOG, **record: object) -> Path:
 
 
 def failure_in(run: Path) -> Failure:
-    return failure_of(run, RunRecord.read(run))
+    here = RunDirectory(run)
+    return here.failure(here.read())
+
+
+def read(run: Path) -> Run:
+    here = RunDirectory(run)
+    return here.explain(here.read())
 
 
 def test_a_task_that_was_killed_is_told_from_the_shell_s_last_word(tmp_path: Path) -> None:
@@ -156,7 +161,7 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
     }
     put_out(run, "export-validate", artifacts=artifacts)
 
-    outcome = read_local_record(run)
+    outcome = read(run)
 
     assert outcome.headline() == "retrain succeeded: not blessed, accuracy 0.5000"
     assert outcome.links == {"run": str(run), "report": "/x/report", "model": "/x/model"}
@@ -174,8 +179,8 @@ def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     values = {"changed": False, "reason": "the same data as on Monday", "still_blessed": True}
     put_out(run, "configure", parameterValues=values)
 
-    assert read_local_record(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
-    assert blessing(run) is True
+    assert read(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
+    assert read(run).blessed is True
 
 
 @pytest.mark.parametrize(
@@ -187,9 +192,9 @@ def test_the_verdict_is_what_a_task_has_put_out(
     run = write_run(tmp_path / "run", LOG + "blessed: yes\n")
     put_out(run, "export-validate", parameterValues=values)
 
-    assert blessing(run) is verdict
+    assert read(run).blessed is verdict
 
 
 def test_a_directory_that_is_none_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not the directory of a run"):
-        read_local_record(tmp_path)
+        read(tmp_path)

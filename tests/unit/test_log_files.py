@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.runs.directory import read_log
-from shardline.components.runs.record import RunRecord, directory_lock
+from shardline.components.runs import RunDirectory
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
@@ -85,7 +84,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Path, arguments: list[str]
 
 
 def test_following_ends_with_the_run_and_misses_nothing(run: Path) -> None:
-    lines = read_log(run, follow=True)
+    lines = RunDirectory(run).read_log(follow=True)
     seen = [next(lines), next(lines)]
 
     def go_on() -> None:
@@ -105,9 +104,9 @@ def test_following_ends_with_the_run_and_misses_nothing(run: Path) -> None:
 
 def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: Path) -> None:
     record(run, "running", locked=True)
-    with directory_lock(run) as is_held:
+    with RunDirectory(run).lock() as is_held:
         assert is_held
-        assert RunRecord.read(run).state == "running"
+        assert RunDirectory(run).record().state == "running"
 
     followed = logs(run, "--follow")
     assert followed.stdout.endswith("train | chief-0 | epoch 1\n")
@@ -115,14 +114,14 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
     done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
     assert done.exit_code == 1
     assert "error        its process ended without a record" in done.output
-    assert RunRecord.read(run).state == "failed"
+    assert RunDirectory(run).record().state == "failed"
 
 
 def test_a_run_on_another_host_is_not_judged_by_locks_of_this_one(run: Path) -> None:
     """On a mount without locks between hosts nobody here can know whether its process is there."""
     record(run, "running", locked=True, host="another")
 
-    assert RunRecord.read(run).state == "running"
+    assert RunDirectory(run).record().state == "running"
 
 
 def test_a_name_that_is_no_run_says_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +146,4 @@ def test_a_task_that_only_prints_the_name_of_another_is_not_taken_for_it(run: Pa
         log.write("    12:00:01.500 - INFO - Executing task 'other'\n")
 
     with pytest.raises(SettingsError, match="no task 'other' has run"):
-        list(read_log(run, "other"))
+        list(RunDirectory(run).read_log("other"))

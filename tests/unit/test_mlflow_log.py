@@ -15,7 +15,7 @@ import yaml
 
 from shardline.components.runs import mlflow_log
 from shardline.components.runs.mlflow_log import TOKEN_VARIABLE, TrackingSettings, log_run
-from shardline.components.runs.record import RunRecord
+from shardline.components.runs.run import Run
 from shardline.pipelines import settings as environments
 from shardline.pipelines.compile import compile_pipeline
 from shardline.trainer.base.errors import PlatformError, SettingsError
@@ -26,7 +26,7 @@ SECRET = "projects/my-project/secrets/mlflow/versions/latest"
 TRACKING = TrackingSettings(
     mlflow_uri="https://mlflow.corp:8443/ml", experiment="digits", token_secret=SECRET
 )
-RUN = RunRecord(name="a", pipeline="retrain", state="succeeded", parameters={"epochs": 3})
+RUN = Run(name="a", pipeline="retrain", state="succeeded", parameters={"epochs": 3})
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ from shardline.components.changes.detection import describe_changes, read_latest
 from shardline.components.model_store import Export, champions
 from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.inspect.profile import summarize
-from shardline.components.runs.directory import read_local_record
-from shardline.components.runs.record import LOG, RunRecord
+from shardline.components.runs import Run, RunDirectory
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.gate import read_gate
@@ -54,7 +53,7 @@ PROFILE = summarize(
     [{"price": pa.array([1.5, 2.5]), "city": pa.array(["Ulm", "Ulm"])}],
     {"label": {"healthy": 3, "sick": 1}},
 )
-RECORD = asdict(RunRecord(name="r", pipeline="retrain", state="failed", created="2026")) | {
+RECORD = Run(name="r", pipeline="retrain", state="failed", created="2026").record() | {
     "explanation": {
         **{"failed": "train", "exit": "1", "error": "e", "cause": "c", "next_step": "n", "lines": ["l"]}
     },
@@ -135,8 +134,9 @@ def read_history(directory: Path, content: Any) -> Any:
 
 def read_run(directory: Path, content: Any) -> Any:
     write(directory / "run.json", content)
-    (directory / LOG).write_text(FAILED_LOG)
-    return read_local_record(directory).headline()
+    here = RunDirectory(directory)
+    here.log.write_text(FAILED_LOG)
+    return here.explain(here.read()).headline()
 
 
 def read_outputs(directory: Path, content: Any) -> Any:

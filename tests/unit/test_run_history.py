@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.runs.directory import find_run
+from shardline.components.runs import RunDirectory
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local.record import FailedRun
+from shardline.pipelines.local.run import failed_run, with_checkpoints
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError
 
@@ -91,10 +91,10 @@ def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: P
         (place / f"ckpt-{step}.index").touch()
         os.utime(place / f"ckpt-{step}.index", (step, step))
 
-    failed = FailedRun.find(find_run("run-1", runs))
+    failed = failed_run(RunDirectory.find("run-1", runs))
 
     given = {"train_options": {"grace_period": 5}}
-    assert failed.with_checkpoints(given) == {**given, "continue_run": str(places[1])}
+    assert with_checkpoints(failed, given) == {**given, "continue_run": str(places[1])}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_continued_run_is_continued_from_the_same_place(
         place.mkdir(parents=True)
         (place / "ckpt-1.index").touch()
 
-    found = FailedRun.find(directory).with_checkpoints({**parameters, "train_options": given})
+    found = with_checkpoints(failed_run(RunDirectory(directory)), {**parameters, "train_options": given})
 
     assert found["train_options"] == given
     assert found["continue_run"] == {None: start, "own": str(place)}.get(expected, expected)
@@ -127,13 +127,13 @@ def test_a_continued_run_is_continued_from_the_same_place(
 
 def test_a_start_that_is_given_stays(runs: Path) -> None:
     recorded = {"train_options": {"checkpoint_dir": "A"}, "continue_run": ""}
-    failed = FailedRun.find(write_run(runs, "run-2", parameters=recorded))
+    failed = failed_run(RunDirectory(write_run(runs, "run-2", parameters=recorded)))
     given = {"train_options": {}, "continue_run": "dir/of-another"}
 
-    assert failed.with_checkpoints(given) == given
+    assert with_checkpoints(failed, given) == given
     events: list[progress.Event] = []
     with progress.sink(events.append):
-        anew = FailedRun.find(write_run(runs, "run-1")).with_checkpoints({"epochs": 3})
+        anew = with_checkpoints(failed_run(RunDirectory(write_run(runs, "run-1"))), {"epochs": 3})
     assert anew == {"epochs": 3, "continue_run": ""}
     assert events[-1].text == "continues run-1; it has no checkpoints: training starts from the beginning"
 
@@ -148,9 +148,9 @@ def test_a_start_that_is_given_stays(runs: Path) -> None:
 )
 def test_what_cannot_be_continued(runs: Path, facts: dict[str, str], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
-        FailedRun.find(write_run(runs, "run-1", **facts))
+        failed_run(RunDirectory(write_run(runs, "run-1", **facts)))
     with pytest.raises(SettingsError, match="there is no run 'run-9', neither as a directory nor in"):
-        find_run("run-9", runs)
+        RunDirectory.find("run-9", runs)
 
 
 @pytest.mark.parametrize("given", [False, True])

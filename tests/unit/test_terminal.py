@@ -7,14 +7,16 @@ import io
 import itertools
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardline.components import text as summary
-from shardline.components.runs.record import State
+from shardline.components.runs import State
+from shardline.components.runs.run import Task
 from shardline.pipelines.local import terminal as terminals
-from shardline.pipelines.local.record import RunDirectory
+from shardline.pipelines.local.run import new_run, outcome_rows
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.progress import Event
 
@@ -165,11 +167,13 @@ def test_a_run_ends_with_its_verdict_first_and_checksums_last(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     now, parameters = datetime.datetime.now(datetime.UTC), {"epochs": 20, "champion_uri": "/store"}
-    run = RunDirectory(
-        tmp_path / "runs", b"", now, pipeline="retrain", yaml="retrain.yaml", parameters=parameters
-    )
+    given = {"pipeline": "retrain", "yaml": "retrain.yaml", "parameters": parameters}
+    with new_run(tmp_path / "runs", b"", now, **given) as begun:
+        outputs = {} if blessed is None else {"blessed": blessed}
+        judge = Task(name="judge", path="judge", state="succeeded", parameters=outputs)
+        run = replace(begun, state=state, duration_s=0.0, tasks=(judge,))
     own = {"dataset": f"sha256:{'0' * 64}", "fact of a pipeline": "7"}
-    rows = run.outcome({**own, **facts}, state, blessed, can_continue=True)
+    rows = outcome_rows(run, {**own, **facts}, can_continue=True)
 
     assert rows[0][1] == first
     assert dict(rows).get("", "") == command

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import (
+    ROLES,
     JobSpec,
     PoolSpec,
     list_at,
@@ -22,9 +23,6 @@ from shardline.components.vertex.payload import (
     whole_number,
 )
 from shardline.trainer.base.errors import PipelineError
-
-#: Role of the replicas of each worker pool, by the pool's index.
-ROLES = ("chief", "worker", "ps", "evaluator")
 
 #: Replaces `{{$.json_escape[1]}}`, which kfp.local refuses, in a localized pipeline.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"

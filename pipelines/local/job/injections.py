@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from shardline.pipelines.local.job.custom_job import ROLES
+from shardline.components.vertex.payload import ROLES
 from shardline.pipelines.local.job.replica import Replica
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError

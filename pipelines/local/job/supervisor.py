@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
 import math
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from shardline.components.text import table, timestamp
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
@@ -17,8 +20,7 @@ from shardline.pipelines.local.job.replica import Replica, make_launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network
 from shardline.pipelines.local.process.processes import ProcessFailedError
-from shardline.pipelines.local.record import History
-from shardline.trainer.base import progress
+from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.base.progress import Event
 
@@ -81,6 +83,77 @@ def run_job(
 
             _RunningJob(job, injector, history, start_replica, topic).run()
         injector.end()
+
+
+class History:
+    """Content of job.json: starts and ends of every replica of a job, in seconds since the job's start."""
+
+    def __init__(self, display_name: str, names: Sequence[str]) -> None:
+        self._display_name = display_name
+        self._created = timestamp(datetime.datetime.now(datetime.UTC).replace(microsecond=0))
+        self._began = time.monotonic()
+        self._starts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+
+    def add(self, name: str, started: float, code: int, peak_memory: int, *, stopped: bool) -> None:
+        """Adds a replica that has ended: exit status, peak memory in bytes, whether the job stopped it."""
+        start = {
+            "start_s": round(started - self._began, 3),
+            "end_s": self._now(),
+            "exit": processes.signal_name(code) or code,
+            "stopped": stopped,
+            "peak_memory_bytes": peak_memory,
+        }
+        self._starts[name].append(start)
+
+    def _show(self, topic: str) -> None:
+        """Shows a line per replica: first start, last end and exit, largest memory."""
+        rows = [
+            (
+                name,
+                f"{starts[0]['start_s']:.1f} s",
+                f"{starts[-1]['end_s']:.1f} s",
+                "stopped" if starts[-1]["stopped"] and starts[-1]["exit"] != 0 else str(starts[-1]["exit"]),
+                str(len(starts) - 1),
+                f"{max(start['peak_memory_bytes'] for start in starts) / 2**20:,.0f} MiB",
+            )
+            for name, starts in self._starts.items()
+            if starts
+        ]
+        titles = ("replica", "start", "end", "exit", "restarts", "peak memory")
+        for line in table(titles, rows, align="lrrlr").splitlines():
+            progress.report(topic, line)
+
+    @contextlib.contextmanager
+    def recorded(self, directory: Path, topic: str) -> Iterator[None]:
+        """Writes job.json when the job in this context has ended, and shows the table of replicas."""
+        state, message, is_user_error = "stopped", None, False
+        try:
+            yield
+            state = "succeeded"
+        except RunError as error:
+            state, message, is_user_error = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
+            raise
+        except processes.Stopped as error:
+            message = f"stopped by {error.signal_name}"
+            raise
+        finally:
+            record = {
+                "display_name": self._display_name,
+                "state": state,
+                "error": message,
+                "created": self._created,
+                "duration_s": self._now(),
+                "replicas": [
+                    {"name": name, "restarts": max(0, len(starts) - 1), "starts": starts}
+                    for name, starts in self._starts.items()
+                ],
+            }
+            files.write_json(directory / "job.json", record)
+            if not is_user_error:
+                self._show(topic)
+
+    def _now(self) -> float:
+        return round(time.monotonic() - self._began, 3)
 
 
 class _RunningJob:
