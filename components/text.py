@@ -17,6 +17,12 @@ from typing import TextIO
 Rows = Sequence[tuple[str, str]]
 
 
+def reason(error: BaseException) -> str:
+    """Returns the message of the operating system, or the first line of another error's."""
+    message = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(message).strip().partition("\n")[0]
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "lr") -> str:
     """Returns lines of columns below their titles.
 

@@ -28,8 +28,14 @@ from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
-from shardline.components.storage import remote_files
-from shardline.components.storage.remote_files import File, files_below, find_files, match_files
+from shardline.components.storage import (
+    File,
+    as_source_error,
+    files_below,
+    match_files,
+    open_read,
+    resolve,
+)
 from shardline.components.text import quality, truncate
 from shardline.components.text import size as size_text
 from shardline.components.train.settings import TrainingSettings
@@ -61,6 +67,8 @@ _OTHER = re.compile(r"(?<!\\[pP])\{(?!snapshot\})[A-Za-z][^{},]*\}")
 _MAX_DAYS = 400
 #: Without a schedule, the platform's schedule time is 0 in Unix time: 1970, or 1969 in the west.
 _EPOCH = 1970
+#: Most bytes of a table's header that are read.
+_MAX_HEADER = 1 << 20
 #: Largest number of changes that are listed, and of characters of a value that are shown.
 _MAX_NAMED, _MAX_VALUE = 3, 60
 #: How a listing is identified, by whether its versions are generations of a bucket's objects.
@@ -447,11 +455,11 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     """Whether a table may name image files, which are below its directory."""
     if "image" in settings.features:
         return True
-    path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
+    path = next(match_files(table)).path if is_pattern(table) else resolve(table)
     if not path.lower().endswith(".csv"):
         return "image" in open_table(path)[0].types  # any of the JSON lines may name one
-    with remote_files.as_source_error(path), remote_files.as_text(remote_files.open_read(path)) as lines:
-        return "image" in lines.readline()
+    with as_source_error(path), open_read(path) as file:
+        return b"image" in file.readline(_MAX_HEADER)
 
 
 def _fingerprint_of_files(found: Iterable[File]) -> Fingerprint:

@@ -18,217 +18,54 @@ import json
 import os
 import re
 import shlex
-import shutil
-import socket
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from shardline.components.model_store import BLESSING_FILE, Export, Verdict, read_part
 from shardline.components.runs import on_platform
-from shardline.components.storage.bucket import Folder, parse_uri
+from shardline.components.storage import Storage, TextFile
 from shardline.components.text import quality, truncate
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import restore
-from shardline.trainer.base.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.errors import ModelError, SettingsError
 
 CHAMPION_FILE, VERSIONS, VERSION_FILE = "champion.json", "versions", "version.json"
 PROMOTE_COMMAND = "shardline champion promote"
-_LOCK_FILE = ".lock"
-#: Seconds to wait for the lock, which is held for one write.
-_LOCK_TIMEOUT_S = 60.0
-_CHECK_FILE = f"{files.TEMPORARY}check"
 #: Beginnings of the URI of a directory in a bucket.
 _BUCKET_PREFIXES = ("gs://", "/gcs/")
-_ADVICE = "choose another champion_uri"
+_VERSIONS = f"{VERSIONS}/"
 #: Form of the name of a version.
 _NAME = re.compile(r"\w[\w-]*")
 
 
-class TextFile(NamedTuple):
-    """A text file as it was read, None where there was none; in a bucket with its generation."""
-
-    text: str | None
-    generation: int = 0
-
-
-class DiskStore:
-    """A model store in a local directory, which need not be there.
-
-    As those of `BucketStore`, its methods raise SettingsError, RunError or PlatformError where the place
-    cannot be used.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.author = f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
-
-    def location(self, name: str) -> str:
-        """Returns the path of a file or directory."""
-        return str(self.path / name)
-
-    def read(self, name: str) -> TextFile:
-        """Returns a text file; a broken link is unreadable, not missing."""
-        path = self.path / name
-        with crash.output_errors(f"read {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(path)
-            return TextFile(files.read_text(path, ModelError))
-        return TextFile(None)
-
-    def replace(self, name: str, text: str, seen: TextFile) -> bool:
-        """Writes a text file if it is unchanged since it was read, and returns whether it was."""
-        path = self.path / name
-        with crash.output_errors(f"write to {self.path}", _ADVICE):
-            self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / _LOCK_FILE).open("a") as lock:
-                with contextlib.suppress(OSError):  # other users may publish, too
-                    os.fchmod(lock.fileno(), 0o666)
-                end = time.monotonic() + _LOCK_TIMEOUT_S
-                while not files.lock(lock.fileno()):
-                    if time.monotonic() > end:
-                        raise RunError(f"{lock.name} has been locked for {_LOCK_TIMEOUT_S:.0f} s; try again")
-                    time.sleep(0.01)
-                if self.read(name).text != seen.text:
-                    return False
-                try:
-                    files.write_text(path, text)
-                except OSError as error:
-                    reason = f"{error.strerror}; the champion is unchanged"
-                    raise RunError(f"cannot write {path}: {reason}") from error
-        return True
-
-    def names(self, directory: str) -> list[str]:
-        """Returns the names of files and directories in a directory, sorted."""
-        path = self.path / directory
-        with crash.output_errors(f"list {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(os.listdir(path))
-        return []  # writing reports what is wrong
-
-    def put(self, source: Path, directory: str) -> None:
-        """Copies the files of a directory into a new one, all on disk; a copy that fails is removed."""
-        target = self.path / directory
-        with crash.output_errors(f"write to {self.path}", _ADVICE):
-            target.mkdir(parents=True)
-        try:
-            for path in _files_below(source):
-                copy = target / path.relative_to(source)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
-                files.sync(copy)
-            for made in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
-                files.sync(made)
-        except OSError as error:
-            shutil.rmtree(target, ignore_errors=True)
-            reason = files.with_space(error.strerror or str(error), target)
-            raise RunError(f"cannot copy to {target}: {reason}; the champion is unchanged") from error
-
-    @contextlib.contextmanager
-    def fetched(self, directory: str) -> Iterator[Path]:
-        """Yields the directory itself."""
-        yield self.path / directory
-
-    def check(self) -> None:
-        """Makes a file, locks it and removes it."""
-        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
-        with (
-            crash.output_errors(f"write to {self.path}", _ADVICE),
-            tempfile.NamedTemporaryFile(dir=existing, prefix=files.TEMPORARY) as file,
-        ):
-            files.lock(file.fileno())
-
-
-class BucketStore:
-    """A model store below a prefix of a bucket, gs://BUCKET/PREFIX."""
-
-    def __init__(self, uri: str) -> None:
-        files.local_path(uri)  # refuses '..'
-        self._bucket, path = parse_uri(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/')}")
-        self._prefix = "/".join(part for part in path.split("/") if part not in ("", "."))
-        if not self._bucket.name:
-            raise SettingsError(f"{uri!r} names no bucket; write gs://BUCKET/PATH")
-
-    @property
-    def author(self) -> str:
-        """The service account of the credentials, or user@host where they have none."""
-        return self._bucket.account or DiskStore(Path()).author
-
-    def location(self, name: str) -> str:
-        """Returns the URI of an object or directory, gs://."""
-        return f"gs://{PurePosixPath(self._bucket.name, self._prefix, name)}"
-
-    def read(self, name: str) -> TextFile:
-        """Returns an object as text with its generation; a bucket that does not exist is an error."""
-        content = self._bucket.content(self._key(name))
-        if content is None:
-            next(self._bucket.objects(self._key(""), page_size=1), None)
-            return TextFile(None)
-        # Text that is not UTF-8 is not JSON either, and is reported as damaged.
-        return TextFile(content[0].decode("utf-8-sig", "replace"), content[1])
-
-    def replace(self, name: str, text: str, seen: TextFile) -> bool:
-        """Writes an object if it has the generation that was read, and returns whether it had."""
-        # A retry after a lost answer finds the text that was written.
-        written = self._bucket.write(self._key(name), text, seen.generation)
-        return written or self.read(name).text == text
-
-    def names(self, directory: str) -> list[str]:
-        """Returns the names of objects and directories below a prefix, sorted."""
-        prefix, names = self._key(f"{directory}/") if directory else self._key(""), set[str]()
-        # For the store itself, the first thousand names are enough.
-        for objects, folders in islice(self._bucket.pages(prefix, delimiter="/"), None if directory else 1):
-            names.update(folders, (item.name for item in objects))
-        return sorted(PurePosixPath(item).name for item in names - {prefix})  # but for the directory's own
-
-    def put(self, source: Path, directory: str) -> None:
-        """Uploads the files of a local directory."""
-        names = [path.relative_to(source).as_posix() for path in _files_below(source)]
-        Folder(self.location(directory)).upload(source, names)
-
-    @contextlib.contextmanager
-    def fetched(self, directory: str) -> Iterator[Path]:
-        """Yields a temporary copy."""
-        prefix = self._key(f"{directory}/".lstrip("/"))
-        with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
-            target = Path(temporary).resolve()
-            for item in self._bucket.objects(prefix):
-                path = target / item.name.removeprefix(prefix)
-                if path.resolve().is_relative_to(target) and not item.name.endswith("/"):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    self._bucket.download(item.name, path)
-            yield target
-
-    def check(self) -> None:
-        """Writes an object and removes it, which requires the same permissions as publishing."""
-        self._bucket.write(self._key(_CHECK_FILE), "")
-        self._bucket.remove(self._key(_CHECK_FILE))
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
-
-
-def _files_below(directory: Path) -> Iterator[Path]:
-    """Yields the files of a validation; it may be a version, whose record is not copied."""
-    return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != VERSION_FILE)
-
-
-Store = DiskStore | BucketStore
-
-
-def open_store(champion: str | os.PathLike[str]) -> Store:
+def open_store(champion: str | os.PathLike[str]) -> Storage:
     """Returns the model store at a path or URI.
 
     Where SHARDLINE_GCS_ROOT replaces all buckets, one is a directory there. Raises SettingsError when that
     directory is missing, or a URI names no bucket.
     """
-    uri = os.fspath(champion)
-    if not uri.startswith(_BUCKET_PREFIXES) or os.environ.get(files.GCS_ROOT_VARIABLE):
-        return DiskStore(champion_directory(uri))
-    return BucketStore(uri)
+    root = os.fspath(champion)
+    if root.startswith(_BUCKET_PREFIXES):
+        if os.environ.get(files.GCS_ROOT_VARIABLE):
+            champion_directory(root)
+        name = root.removeprefix("gs://").removeprefix("/gcs/")
+        if not name or name.startswith("/"):
+            raise SettingsError(f"{root!r} names no bucket; write gs://BUCKET/PATH")
+        root = f"gs://{PurePosixPath(name)}"
+    return Storage(root, advice="choose another champion_uri", kept="the champion is unchanged")
+
+
+def _names(store: Storage, folder: str) -> list[str]:
+    """Returns the names in a folder of a store, sorted; where it is missing, writing says what is wrong."""
+    # For the store itself, the first thousand names of a bucket are enough.
+    with crash.output_errors(f"list {store.location(folder)}"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = islice(store.entries(folder), None if folder else 1000)
+            return sorted(each.name.rstrip("/") for each in found)
+        return []
 
 
 def champion_directory(uri: str) -> Path:
@@ -261,13 +98,13 @@ def require_store(uri: str | os.PathLike[str]) -> None:
     refuse_other_content(open_store(uri))
 
 
-def refuse_other_content(store: Store) -> None:
+def refuse_other_content(store: Storage) -> None:
     """Raises SettingsError for a directory with anything but a model store, such as that of one model.
 
     Hidden files, and what a new disk has, are no content. A directory of versions that has lost its
     champion.json is a damaged model store, which readers report.
     """
-    names = [name for name in store.names("") if not name.startswith(".") and name != "lost+found"]
+    names = [name for name in _names(store, "") if not name.startswith(".") and name != "lost+found"]
     if names and CHAMPION_FILE not in names and names != [VERSIONS]:
         raise SettingsError(
             f"{store.location('')} holds no champions (no {CHAMPION_FILE}), but "
@@ -384,14 +221,14 @@ def last_champions(champion: str | os.PathLike[str]) -> tuple[Version, ...]:
     pointer, _ = read_pointer(store)
     names = list(dict.fromkeys(pointer.champions))
     end = next((place for place, name in enumerate(names, 1) if name in pointer.overrides), None)
-    present = set(store.names(VERSIONS)) | {pointer.champion}
+    present = set(_names(store, _VERSIONS)) | {pointer.champion}
     return tuple(_read_version(store, name) for name in names[:end] if name in present)
 
 
 def versions(champion: str | os.PathLike[str]) -> list[Version]:
     """Returns the complete versions, oldest first; raises ModelError and PlatformError as `current` does."""
     store = open_store(champion)
-    found = (name for name in store.names(VERSIONS) if _NAME.fullmatch(name))
+    found = (name for name in _names(store, _VERSIONS) if _NAME.fullmatch(name))
     return [_read_version(store, name) for name in found if store.read(_record(name)).text is not None]
 
 
@@ -515,7 +352,7 @@ def rollback(champion: str | os.PathLike[str]) -> Version:
     return target
 
 
-def read_pointer(store: Store, *, required: bool = False) -> tuple[Pointer, TextFile]:
+def read_pointer(store: Storage, *, required: bool = False) -> tuple[Pointer, TextFile]:
     """Returns the content of champion.json, and the file as it was read.
 
     Raises ModelError where champion.json is damaged or gone: that is no empty store, in which the first model
@@ -531,7 +368,7 @@ def read_pointer(store: Store, *, required: bool = False) -> tuple[Pointer, Text
         except ModelError as error:
             raise ModelError(f"{error}; {remedy}") from None
         pointer = restore(Pointer, content, file, ModelError, remedy)
-    elif store.names(VERSIONS) and store.read(CHAMPION_FILE).text is None:  # it may just have been written
+    elif _names(store, _VERSIONS) and store.read(CHAMPION_FILE).text is None:  # it may just have been written
         raise ModelError(f"{file} is gone, but there are versions; {remedy}")
     if required and not pointer.champions:
         raise ModelError(
@@ -540,19 +377,19 @@ def read_pointer(store: Store, *, required: bool = False) -> tuple[Pointer, Text
     return pointer, seen
 
 
-def _point(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> bool:
+def _point(store: Storage, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> bool:
     """Replaces champion.json unless it has changed since it was read, and returns whether it was."""
     at, path = datetime.now(UTC).isoformat(timespec="seconds"), f"{VERSIONS}/{champions[0]}"
     changed = replace(pointer, champions=champions, by=store.author, at=at, path=path)
     return store.replace(CHAMPION_FILE, files.to_json(asdict(changed), CHAMPION_FILE), seen)
 
 
-def _point_or_refuse(store: Store, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> None:
+def _point_or_refuse(store: Storage, pointer: Pointer, seen: TextFile, champions: tuple[str, ...]) -> None:
     if not _point(store, pointer, seen, champions):
         raise ModelError(f"{store.location('')} has been changed meanwhile; look at it and try again")
 
 
-def _outdated(verdict: Verdict, pointer: Pointer, store: Store, model: str) -> ModelError:
+def _outdated(verdict: Verdict, pointer: Pointer, store: Storage, model: str) -> ModelError:
     return ModelError(
         f"the model was judged against {verdict.champion or 'no champion'}, the champion is "
         f"{pointer.champion or 'none'} since; validate it again, or promote it by hand: {PROMOTE_COMMAND} "
@@ -561,14 +398,14 @@ def _outdated(verdict: Verdict, pointer: Pointer, store: Store, model: str) -> M
 
 
 def _add(
-    store: Store, exported: Path, verdict: Verdict, digest: str, *, run: str = "", source: str = ""
+    store: Storage, exported: Path, verdict: Verdict, digest: str, *, run: str = "", source: str = ""
 ) -> Version:
     """Copies a validated model, unless an earlier attempt has, and returns the record of the version."""
     export, created = Export.read(exported), datetime.now(UTC)
     empty, seen = read_pointer(store)
     if seen.text is None:  # else a copy that is killed would be a store that has lost it
         store.replace(CHAMPION_FILE, files.to_json(asdict(empty), CHAMPION_FILE), seen)
-    for name in store.names(VERSIONS) if run or source else ():
+    for name in _names(store, _VERSIONS) if run or source else ():
         if name.endswith(digest) and store.read(_record(name)).text is not None:
             return _read_version(store, name)
     version = Version(
@@ -583,12 +420,13 @@ def _add(
         verdict=verdict.summary,
         blessed=verdict.blessed,
     )
-    store.put(exported, version.path)
+    found = (path for path in sorted(exported.rglob("*")) if path.is_file() and path.name != VERSION_FILE)
+    store.put(exported, [path.relative_to(exported).as_posix() for path in found], f"{version.path}/")
     store.replace(_record(version.version), files.to_json(asdict(version), VERSION_FILE), TextFile(None))
     return version
 
 
-def _read_version(store: Store, name: str) -> Version:
+def _read_version(store: Storage, name: str) -> Version:
     location, remedy = store.location(_record(name)), "publish the model again"
     if (text := store.read(_record(name)).text) is None:
         raise ModelError(f"no {location}: the version is damaged; {remedy}")

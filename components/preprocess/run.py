@@ -26,7 +26,7 @@ from shardline.components.preprocess.schema import schema as schemas
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.storage import remote_files
+from shardline.components.storage import copies, resolve
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
@@ -100,7 +100,7 @@ def _locked_work_directory(out: str | os.PathLike[str], *, shared: bool = False)
     """Holds the work directory of `out`; errors of writing into it become one line."""
     with work_directory.hold(files.local_path(out), shared=shared) as work:
         try:
-            with remote_files.local_copies(work.copies):
+            with copies.kept_in(work.copies):
                 yield work
         except OSError as error:
             reason = files.with_space(error.strerror or str(error), error.filename or work.path)
@@ -139,7 +139,7 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)
         return
-    path = remote_files.resolve(rest)
+    path = resolve(rest)
     shard = Path(os.path.realpath(files.bucket_uri(out) or out)) / plans.shard_name("train", 0, 1)
     pattern = os.path.abspath(path)
     if form in ("images", "text") and not settings.labels:
@@ -174,7 +174,7 @@ def _check_again(work: WorkDirectory, *, overwrite: bool) -> None:
     """Checks the directory that is held now: another run may have written here in the meantime."""
     if work.is_published():  # by a run that ended before its cleaning up
         work.publishing.unlink(missing_ok=True)
-        if work.bucket:
+        if work.storage.is_remote:
             work.remove()
     work_directory.check(work.out, overwrite=overwrite)
 
@@ -202,7 +202,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         # A source that cannot be used leaves nothing, unless an earlier run has left shards; in a bucket it
         # has written nothing yet.
         work.discard_plan()
-        if not work.bucket and not work.markers():
+        if not work.storage.is_remote and not work.markers():
             work.remove()
         raise
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import google_crc32c
 
 from shardline.components.preprocess.example import head, varint
-from shardline.components.storage import remote_files
+from shardline.components.storage import as_source_error, open_read
 from shardline.trainer.base.errors import BadRecordError, SourceError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Record(NamedTuple):
 def detect_compression(path: str | os.PathLike[str]) -> str:
     """Returns "gzip" or "" from the first bytes of a TFRecord file; SourceError if it is neither."""
     name = os.fspath(path)
-    with remote_files.as_source_error(name), remote_files.open_read(name) as file:
+    with as_source_error(name), open_read(name) as file:
         start = file.read(_HEADER_BYTES)
     if not start or start[8:] == mask(google_crc32c.value(start[:8])):
         return ""
@@ -95,7 +95,7 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
     Raises SourceError where no later record can be found: the file is cut off, or a length is damaged.
     """
     name = os.fspath(path)
-    with remote_files.as_source_error(name), remote_files.open_read(name) as file:
+    with as_source_error(name), open_read(name) as file:
         stream = gzip.GzipFile(fileobj=file, mode="rb") if compression == "gzip" else file
         try:
             yield from _records(stream, name)

@@ -29,7 +29,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardline.components.storage.bucket import Folder
+from shardline.components.storage import Storage
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.base.files import TEMPORARY
@@ -43,7 +43,6 @@ _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 _DATASET_FILES = (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE)
 _ROWS, _DONE = "rows/", "done/"
-_PROBE = "probe"
 
 
 class WorkDirectory:
@@ -51,14 +50,14 @@ class WorkDirectory:
 
     Attributes:
         path: The directory in `out`, or where that is in a bucket, one on this machine's disk.
-        bucket, remote: `out` in a bucket and the work directory in it; empty on a disk.
+        storage, shared: `out`, and the work directory where parts on other machines see it.
     """
 
     def __init__(self, out: Path, path: Path | None = None) -> None:
-        uri = files.bucket_uri(out)
         self.out = out
         self.path = path or out / NAME
-        self.bucket, self.remote = Folder(uri), Folder(uri and f"{uri}/{NAME}")
+        self.storage = Storage(out)
+        self.shared = Storage(self.storage.location(NAME))
         self.plan = self.path / "plan.json"
         self.spool = self.path / "spool"
         self.copies = self.path / "copies"
@@ -89,29 +88,29 @@ class WorkDirectory:
 
     def unfinished_files(self) -> list[Path]:
         """Returns the unfinished files of killed processes; only valid while no other process writes."""
-        directories = (self.path, self.done) if self.bucket else (self.out, self.path, self.done)
+        directories = (self.path, self.done) if self.storage.is_remote else (self.out, self.path, self.done)
         return [path for each in directories for path in each.glob(_UNFINISHED)]
 
     def upload_plan(self, shards: Iterable[str]) -> None:
         """Copies a written plan to the bucket, where parts on other machines find it."""
         names = [path.name for path in (self.spool, self.rejected) if path.exists()]
-        self.remote.upload(self.path, [*names, *(_ROWS + shard for shard in shards)])
-        self.remote.upload(self.path, [self.plan.name])
+        self.shared.put(self.path, [*names, *(_ROWS + shard for shard in shards)])
+        self.shared.put(self.path, [self.plan.name])
 
     def fetch_plan(self) -> None:
         """Copies a plan from the bucket, but for the records of its shards."""
         names = {self.plan.name, self.spool.name, self.rejected.name}
-        self.remote.download(self.path, self.remote.sizes().keys() & names)
+        self.shared.get(self.path, names & _names(self.shared))
 
     def fetch_records(self, shards: Iterable[str]) -> None:
         """Copies the records of shards from the bucket."""
         (self.path / _ROWS).mkdir(exist_ok=True)
-        self.remote.download(self.path, (_ROWS + shard for shard in shards))
+        self.shared.get(self.path, (_ROWS + shard for shard in shards))
 
     def shard_sizes(self) -> dict[str, int]:
         """Returns the sizes of the complete shards by name."""
-        if self.bucket:
-            return self.bucket.sizes()
+        if self.storage.is_remote:
+            return {each.name: each.size for each in self.storage.entries()}
         # An interrupted run has moved some to `out`.
         directories = (self.out, self.path) if self.publishing.exists() else (self.path,)
         sizes = dict[str, int]()
@@ -122,54 +121,54 @@ class WorkDirectory:
 
     def begin(self) -> None:
         """In a bucket, says that the shards in `out` are a run's, and removes an earlier manifest."""
-        if self.bucket:
+        if self.storage.is_remote:
             self.publishing.touch()
-            self.remote.upload(self.path, [self.publishing.name])
-            self.bucket.remove([MANIFEST_FILE])
+            self.shared.put(self.path, [self.publishing.name])
+            self.storage.remove([MANIFEST_FILE])
 
     def add_shard(self, temporary: Path, shard: str) -> None:
         """Adds a shard that was written under a temporary name."""
         temporary.replace(self.path / shard)
-        if self.bucket:
-            self.bucket.upload(self.path, [shard])
+        if self.storage.is_remote:
+            self.storage.put(self.path, [shard])
             (self.path / shard).unlink()
 
     def add_marker(self, name: str, content: bytes) -> None:
         """Adds the completion marker of a shard that was added."""
         files.write_bytes(self.done / name, content)
-        self.remote.upload(self.path, [_DONE + name])
+        self.shared.put(self.path, [_DONE + name])
 
     def markers(self) -> list[Path]:
         """Returns the files of the completion markers; those in a bucket are copied here."""
         self.done.mkdir(exist_ok=True)
-        there = (_DONE + name for name in self.remote.sizes(_DONE))
-        self.remote.download(self.path, [name for name in there if not (self.path / name).exists()])
+        there = (_DONE + name for name in _names(self.shared, _DONE))
+        self.shared.get(self.path, [name for name in there if not (self.path / name).exists()])
         return sorted(self.done.glob("[!.]*.mark"))
 
     def remove_marker(self, name: str) -> None:
         """Removes a completion marker."""
         (self.done / name).unlink()
-        self.remote.remove([_DONE + name])
+        self.shared.remove([_DONE + name])
 
     def dataset(self) -> Manifest:
         """Returns the manifest of the dataset in `out`; DatasetError where there is none that is valid."""
-        if not self.bucket:
+        if not self.storage.is_remote:
             return manifests.load(self.out)
         with tempfile.TemporaryDirectory() as name:
-            self.bucket.download(Path(name), self.bucket.sizes().keys() & {MANIFEST_FILE})
+            self.storage.get(Path(name), {MANIFEST_FILE} & _names(self.storage))
             return manifests.load(Path(name))
 
     def publish(self, manifest: Manifest) -> None:
         """Makes the shards the dataset in `out`; the manifest of an earlier one is removed first."""
         new = [path for path in (self.rejected, self.key_hashes) if path.exists() and path.stat().st_size]
         kept = {shard.file for split in manifest.splits.values() for shard in split.shards}
-        if self.bucket:
-            there = self.bucket.sizes()
+        if self.storage.is_remote:
+            there = _names(self.storage)
             old = {name for name in there if _SHARD.fullmatch(name) or name in _DATASET_FILES}
-            self.bucket.remove(old - kept)
-            self.bucket.upload(self.path, [path.name for path in new])
+            self.storage.remove(old - kept)
+            self.storage.put(self.path, [path.name for path in new])
             manifests.save(manifest, self.path)
-            self.bucket.upload(self.path, [MANIFEST_FILE])
+            self.storage.put(self.path, [MANIFEST_FILE])
             return
         files.write_text(self.publishing, manifest.fingerprint)
         for name in _DATASET_FILES:
@@ -186,20 +185,26 @@ class WorkDirectory:
     def is_published(self) -> bool:
         """Returns whether an interrupted run has completed the dataset, but for removing its work files."""
         try:
-            if self.remote:
-                return bool(self.remote.sizes()) and bool(self.dataset())
+            if self.storage.is_remote:
+                return bool(_names(self.shared)) and bool(self.dataset())
             return self.publishing.read_text() == self.dataset().fingerprint
         except (FileNotFoundError, NotADirectoryError, DatasetError):
             return False
 
     def remove(self) -> None:
         """Removes all but `publishing`, which says that the rest belongs to a complete dataset."""
-        self.remote.remove(each + name for each in (_ROWS, _DONE, "") for name in self.remote.sizes(each))
+        if self.storage.is_remote:
+            folders = (_ROWS, _DONE, "")
+            self.shared.remove(each + name for each in folders for name in _names(self.shared, each))
         for path in {*self.path.glob("*")} - {self.publishing}:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _names(storage: Storage, folder: str = "") -> set[str]:
+    return {each.name for each in storage.entries(folder)}
 
 
 def check(out: Path, *, overwrite: bool) -> None:
@@ -229,9 +234,7 @@ def hold(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
         with crash.output_errors(f"write the dataset {out}"):
             if files.bucket_uri(out):
                 work = WorkDirectory(out, stack.enter_context(_scratch()))
-                (work.path / _PROBE).touch()  # a missing permission shows now, and not after the survey
-                work.remote.upload(work.path, [_PROBE])
-                work.remote.remove([_PROBE])
+                work.shared.check()  # a missing permission shows now, and not after the survey
             else:
                 work = WorkDirectory(out)
                 stack.callback(_remove_empty, work)
@@ -283,8 +286,8 @@ def _lock(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
     work = WorkDirectory(out)
-    if work.bucket:
-        found, begun = {*work.bucket.sizes()}, bool(work.remote.sizes())
+    if work.storage.is_remote:
+        found, begun = _names(work.storage), bool(_names(work.shared))
     else:
         found = {path.name for path in {*out.iterdir()} - {*work.unfinished_files()}}
         begun = work.publishing.exists()

@@ -44,7 +44,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE, changed_error
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask, masks
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.storage import remote_files
+from shardline.components.storage import copies
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import BadRecordError, RunError, SourceError, printable
 from shardline.trainer.base.progress import Meter
@@ -165,7 +165,7 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
     with (
-        remote_files.local_copies(work.copies),
+        copies.kept_in(work.copies),
         contextlib.closing(ImageReader(plan.places, work.spool, plan.surveyed)) as images,
     ):
         writer = ShardWriter(plan, work, images, report)

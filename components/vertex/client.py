@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 #: Timeout of one attempt, in seconds.
 _TIMEOUT_S = 30.0
@@ -34,6 +35,8 @@ _TIMEOUT_S = 30.0
 _MAX_UNREACHED_RETRIES = 3
 #: Seconds of retries where a service is busy.
 _RETRY_S = 60.0
+#: Seconds of retries of one read of many, `with_retries`.
+READ_RETRY_S = 20.0
 
 _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0-9-]+)/")
 
@@ -180,6 +183,30 @@ def retry_policy(
         maximum=60.0 if outage_s else 8.0,
         timeout=None,  # raises the last error, not a RetryError
         on_error=record,
+    )
+
+
+def with_retries(request: Callable[[Item], T], item: Item) -> T:
+    """Returns the result of one read of many, retried after transient errors with growing pauses."""
+    from google.api_core.exceptions import RetryError
+    from google.api_core.retry import Retry
+
+    try:
+        return Retry(is_transient, initial=0.5, maximum=8.0, timeout=READ_RETRY_S)(request)(item)
+    except RetryError as over:
+        raise over.cause from over.cause.__cause__
+
+
+def is_transient(error: BaseException) -> bool:
+    """Returns whether the same request may succeed a moment later."""
+    if "certificate verify failed" in str(error).lower():
+        return False
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    # Renewing a token raises an error of its own, caused by that of the connection.
+    cause = error.__cause__ if type(error).__module__.startswith("google.auth") else None
+    return refusal_kind(error) in (RefusalKind.BUSY, RefusalKind.LOST, RefusalKind.UNREACHED) or (
+        cause is not None and is_transient(cause)
     )
 
 

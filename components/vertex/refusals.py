@@ -52,12 +52,14 @@ def refusal_kind(error: BaseException | None) -> RefusalKind:
     from google.api_core import exceptions as api
     from google.auth.exceptions import TransportError
     from requests import exceptions as web
+    from urllib3.exceptions import HTTPError
 
     error = _cause(error)
     lost = (
         *(api.InternalServerError, api.Unknown, api.BadGateway, api.ServiceUnavailable),
         *(api.GatewayTimeout, api.Aborted, TransportError),
         *(web.ChunkedEncodingError, web.ConnectionError, web.Timeout),
+        HTTPError,  # while the bytes of an object are read as they are stored
     )
     if isinstance(error, lost):
         return RefusalKind.UNREACHED if _UNREACHED.search(str(error)) else RefusalKind.LOST

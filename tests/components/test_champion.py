@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.model_store import champions
-from shardline.components.model_store.champions import TextFile, current, open_store, promote, rollback
+from shardline.components.model_store.champions import current, open_store, promote, rollback
 from shardline.components.model_store.champions import versions as all_versions
+from shardline.components.storage import TextFile
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.cli.run import _directory_name
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -167,7 +168,8 @@ def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tm
 
 def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, tmp_path):
     exported, store = write_export(tmp_path / "model"), open_store("gs://bucket/runs/7")
-    store.put(exported, "exported")
+    names = [path.relative_to(exported).as_posix() for path in exported.rglob("*") if path.is_file()]
+    store.put(exported, names, "exported/")
     champion.mkdir(parents=True)
 
     answer("promote", champion, store.location("exported"))

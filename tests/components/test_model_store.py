@@ -22,8 +22,6 @@ import pytest
 
 from shardline.components.model_store import champions
 from shardline.components.model_store.champions import (
-    BucketStore,
-    DiskStore,
     current,
     open_store,
     promote,
@@ -31,7 +29,7 @@ from shardline.components.model_store.champions import (
     rollback,
     versions,
 )
-from shardline.components.storage import bucket
+from shardline.components.storage import Storage, TextFile, storage
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -128,19 +126,16 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
     assert champions.published_by(tmp_path / "second", store_uri, "tomorrow") == ""
 
 
-def interrupt(
-    monkeypatch: pytest.MonkeyPatch, store_uri: str, method: str, action: Callable[[], Any]
-) -> None:
+def interrupt(monkeypatch: pytest.MonkeyPatch, method: str, action: Callable[[], Any]) -> None:
     """Does something else, once, when a method of the store is called, before it does anything."""
-    backend = type(open_store(store_uri))
-    original = getattr(backend, method)
+    original = getattr(Storage, method)
 
     def first(*arguments: Any) -> Any:
-        monkeypatch.setattr(backend, method, original)
+        monkeypatch.setattr(Storage, method, original)
         action()
         return original(*arguments)
 
-    monkeypatch.setattr(backend, method, first)
+    monkeypatch.setattr(Storage, method, first)
 
 
 @pytest.mark.parametrize("method", ["put", "replace"])
@@ -149,7 +144,7 @@ def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
 ) -> None:
     publish_next(write_export(tmp_path / "first"), store_uri)
     exported = judge_again(write_export(tmp_path / "model"), store_uri)
-    interrupt(monkeypatch, store_uri, method, lambda: publish(exported, store_uri, **NEXT))
+    interrupt(monkeypatch, method, lambda: publish(exported, store_uri, **NEXT))
 
     done = publish(exported, store_uri, **NEXT)
 
@@ -166,10 +161,8 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
     exported = write_export(tmp_path / "model")
     first, store = publish_next(exported, store_uri), open_store(store_uri)
     store.replace("champion.json", content or "", store.read("champion.json"))
-    if content is None and isinstance(store, DiskStore):
-        (store.path / "champion.json").unlink()
-    elif isinstance(store, BucketStore) and content is None:
-        store._bucket.remove(store._key("champion.json"))
+    if content is None:
+        store.remove(["champion.json"])
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
     for use in (*actions, rollback, champions.check_champion):
@@ -190,14 +183,14 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
         lost, losing = losing, False
         return "lost" if lost else ""
 
-    write = bucket.Bucket.write
+    replace = Storage.replace
 
-    def lose_the_answer(self: bucket.Bucket, name: str, text: str, generation: int | None = None) -> bool:
+    def lose_the_answer(self: Storage, name: str, text: str, seen: TextFile | None = None) -> bool:
         nonlocal losing
         losing = True
-        return write(self, name, text, generation)
+        return replace(self, name, text, seen)
 
-    monkeypatch.setattr(bucket.Bucket, "write", lose_the_answer)
+    monkeypatch.setattr(Storage, "replace", lose_the_answer)
     with fake_storage("bucket", {}, fate) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         for _ in range(2):
@@ -375,7 +368,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.Monkey
 def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(champions, "_LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(storage, "_LOCK_TIMEOUT_S", 0.1)
     publish_next(write_export(tmp_path / "model"), tmp_path / "models")
     path = tmp_path / "models" / ".lock"
     assert path.stat().st_mode & 0o777 == 0o666  # other users publish, too

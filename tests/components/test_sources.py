@@ -15,7 +15,7 @@ import tensorflow as tf
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Source, prefetched
-from shardline.components.storage import remote_files
+from shardline.components.storage import as_source_error, resolve
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PlatformError, SettingsError, SourceError
 from tests.helpers.datasets import serialize
@@ -127,9 +127,9 @@ def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> Non
 def test_any_failure_behind_a_url_is_one_line() -> None:
     """Of HTTP, of Google's client and of its credentials."""
     message = r"^cannot read 'gs://bucket/x': Internal error$"
-    with pytest.raises(SourceError, match=message), remote_files.as_source_error("gs://bucket/x"):
+    with pytest.raises(SourceError, match=message), as_source_error("gs://bucket/x"):
         raise RuntimeError("Internal error\nand its page")
-    with pytest.raises(RuntimeError), remote_files.as_source_error("local/x"):
+    with pytest.raises(RuntimeError), as_source_error("local/x"):
         raise RuntimeError("our own mistake keeps its traceback")
 
 
@@ -139,8 +139,8 @@ def test_a_directory_in_the_place_of_a_bucket_is_read_as_files(
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bucket" / "data").mkdir(parents=True)
     for prefix in ("gs://", "/gcs/"):
-        assert remote_files.resolve(f"{prefix}bucket/data/x") == f"{tmp_path}/bucket/data/x"
-        assert remote_files.resolve(f"{prefix}another/data/x") == "gs://another/data/x"
+        assert resolve(f"{prefix}bucket/data/x") == f"{tmp_path}/bucket/data/x"
+        assert resolve(f"{prefix}another/data/x") == "gs://another/data/x"
 
 
 def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:

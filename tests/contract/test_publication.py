@@ -14,10 +14,11 @@ from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components.model_store.champions import DiskStore, current, versions
+from shardline.components.model_store.champions import current, versions
 from shardline.components.register.component import register, serving_model
 from shardline.components.register.registration import PIPELINE_LABEL
 from shardline.components.runs import directory as run_directory
+from shardline.components.storage import Storage
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers.exports import judge_again, write_export
@@ -53,15 +54,15 @@ def test_one_champion_whatever_failed_before(
 ) -> None:
     publication = Publication(tmp_path)
     step = where.removeprefix("after ")
-    method = getattr(DiskStore, step)
+    method = getattr(Storage, step)
 
     def failing(*arguments: Any) -> Any:
-        monkeypatch.setattr(DiskStore, step, method)
+        monkeypatch.setattr(Storage, step, method)
         if where != step:
             method(*arguments)
         raise SystemExit(1)
 
-    monkeypatch.setattr(DiskStore, step, failing)
+    monkeypatch.setattr(Storage, step, failing)
     with pytest.raises(SystemExit):
         publication.do()
     publication.do()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
-from shardline.components.storage import remote_files
+from shardline.components.storage import open_read
 
 
 def real_data() -> Path:
@@ -23,7 +23,7 @@ def real_data() -> Path:
 def payload(image: Any) -> bytes:
     """Returns the bytes of an image, wherever they are."""
     if isinstance(image, Span):
-        with remote_files.open_read(image.file) as file:
+        with open_read(image.file) as file:
             if image.length <= WHOLE_FILE:
                 return file.read()
             file.seek(image.offset)

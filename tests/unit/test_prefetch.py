@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 import requests
 from google.api_core import exceptions
 
-from shardline.components.storage import bucket
-from shardline.components.storage.bucket import Bucket, ordered_map, with_retries
+from shardline.components.storage import Storage, ordered_map, storage
+from shardline.components.vertex import client
+from shardline.components.vertex.client import with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +104,7 @@ def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
 
 
 def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "RETRY_S", 0.05)
+    monkeypatch.setattr(client, "READ_RETRY_S", 0.05)
 
     def read(item: str) -> str:
         raise ConnectionError("injected")
@@ -112,7 +114,7 @@ def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPa
 
 
 def test_large_results_are_held_within_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(storage, "BUFFER_BYTES", 10_000)
     lock, held, most = threading.Lock(), 0, 0
 
     def read(number: int) -> bytes:
@@ -139,4 +141,5 @@ def test_credentials_of_a_person_who_has_set_no_project_are_enough(
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "person.json"))
 
-    assert Bucket("photos").account == ""
+    storage._client_of.cache_clear()
+    assert Storage("gs://photos").author.endswith(socket.gethostname())

@@ -15,8 +15,7 @@ import xxhash
 
 from shardline.components.preprocess.plan.records import Fields, Records, key_text
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed_error, read_remote
-from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import ordered_map
+from shardline.components.storage import as_source_error, copies, ordered_map, resolve, size_and_version
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError, SourceError
 
@@ -80,7 +79,7 @@ class ImageReader:
         if first.length <= WHOLE_FILE:
             path = self._locations[first.location].path + key_text(first.path or first.key)
             directories.append(path)
-        if not any(map(remote_files.is_remote, directories)):
+        if not any(map(files.bucket_uri, directories)):
             return
 
         prefetched = ordered_map(self.read, chain([first], with_image))
@@ -150,9 +149,9 @@ class ImageReader:
             self.close()
         location = self._locations[number]
         copy = ""
-        if location.kind == "file" and remote_files.is_remote(location.path):
-            with remote_files.as_source_error(location.path):
-                copy = remote_files.local_copy(location.path)
+        if location.kind == "file" and files.bucket_uri(location.path):
+            with as_source_error(location.path):
+                copy = copies.path(location.path)
         try:
             path = copy or (self._spool if location.kind == "spool" else location.path)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -161,7 +160,7 @@ class ImageReader:
         self._files[number] = file
         status = os.fstat(file)
         # Of an object, what there is now that the copy is here: it is no later.
-        found = remote_files.size_and_version(location.path) if copy else (status.st_size, status.st_mtime_ns)
+        found = size_and_version(location.path) if copy else (status.st_size, status.st_mtime_ns)
         if location.kind == "file" and found != (location.size, location.changed):
             raise changed_error(location.path, "changed")
         return file
@@ -220,7 +219,7 @@ class ImageLocator:
         if image is None:
             return NO_LOCATION, 0, 0, b"", 0
         if isinstance(image, Path):
-            return self._whole_file(remote_files.resolve(str(image)), name)
+            return self._whole_file(resolve(str(image)), name)
         raise SourceError(
             f"image {name!r} is a {type(image).__name__}; expected bytes, a Path, a Span or a uint8 array"
         )
@@ -253,7 +252,7 @@ class ImageLocator:
     def _number(self, kind: str, path: str) -> int:
         known = self._numbers.setdefault((kind, path), len(self.locations))
         if known == len(self.locations):
-            size, changed = remote_files.size_and_version(path) if kind == "file" else (0, 0)
+            size, changed = size_and_version(path) if kind == "file" else (0, 0)
             self.locations.append(ImageLocation(kind, path, size, changed))
         return known
 

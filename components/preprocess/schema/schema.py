@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.components.storage import remote_files
+from shardline.components.storage import as_source_error, open_read, resolve
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError, printable, short
 
@@ -72,8 +72,8 @@ class Schema:
 
 def read(path: str) -> Schema:
     """Reads a schema from a local path or a URL; SettingsError if it has parts that are not checked."""
-    resolved = remote_files.resolve(path)
-    with remote_files.as_source_error(resolved), remote_files.open_read(resolved) as file:
+    resolved = resolve(path)
+    with as_source_error(resolved), open_read(resolved) as file:
         data = file.read(_LARGEST + 1)
     where = f"schema {printable(path)}"
     if len(data) > _LARGEST:

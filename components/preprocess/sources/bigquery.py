@@ -29,9 +29,9 @@ from shardline.components.preprocess.sources.columns import (
 )
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import with_retries
+from shardline.components.storage import resolve
 from shardline.components.text import size as size_text
+from shardline.components.vertex.client import with_retries
 from shardline.components.vertex.refusals import platform_error
 from shardline.trainer.base.errors import ShardlineError, SourceError
 from shardline.trainer.base.progress import report
@@ -345,7 +345,7 @@ class BigQuery(TableRows):
     def _image(self, value: str | bytes, rows: Rows) -> Span | bytes:
         if isinstance(value, str) and "://" not in value:
             raise ValueError(f"has an image that is not a URL (gs://...) in column {self._names['image']!r}")
-        return value if isinstance(value, bytes) else Span(remote_files.resolve(value), 0, WHOLE_FILE)
+        return value if isinstance(value, bytes) else Span(resolve(value), 0, WHOLE_FILE)
 
 
 def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:

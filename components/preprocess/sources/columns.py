@@ -25,8 +25,7 @@ from shardline.components.preprocess.sources.formats import (
     find_format,
 )
 from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
-from shardline.components.storage import remote_files
-from shardline.components.storage.remote_files import find_files
+from shardline.components.storage import match_files, resolve
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
 
@@ -430,11 +429,13 @@ def open_table(path: str, overrides: Types = NO_TYPES, scan: Scan | None = None)
 
     Arguments and errors are those of `Columns`.
     """
-    path = remote_files.resolve(path)
+    path = resolve(path)
     if not (match := _PATTERN.search(path)):
         return Columns(path, overrides=overrides, scan=scan), os.path.dirname(path)
     root = path[: match.start()].rpartition("/")[0]
-    return Columns(*find_files(path), overrides=overrides, root=root, scan=scan), root
+    return Columns(
+        *(file.path for file in match_files(path)), overrides=overrides, root=root, scan=scan
+    ), root
 
 
 def is_pattern(path: str) -> bool:

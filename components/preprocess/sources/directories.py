@@ -26,10 +26,16 @@ from shardline.components.preprocess.sources.example import (
     read_remote,
 )
 from shardline.components.preprocess.sources.table import TableRows, inside
-from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import ordered_map
-from shardline.components.storage.remote_files import File
-from shardline.trainer.base import progress
+from shardline.components.storage import (
+    File,
+    Storage,
+    as_source_error,
+    open_read,
+    ordered_map,
+    resolve,
+)
+from shardline.components.text import reason
+from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
@@ -60,10 +66,10 @@ def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     Raises:
         SourceError: The directory is missing or holds something else, or the table cannot be used.
     """
-    root = remote_files.resolve(directory)
+    root = resolve(directory)
     if not settings.labels:
         return ClassFolders(root)
-    if not remote_files.is_remote(root) and not os.path.isdir(root):
+    if not files.bucket_uri(root) and not os.path.isdir(root):
         raise SourceError(f"cannot read the directory {root!r}: it is not there")
     if not settings.label:
         columns = {LABEL: "text", **settings.columns}  # names of classes, even if they are numbers
@@ -75,9 +81,9 @@ class ClassFolders:
     """Files in a folder per class."""
 
     def __init__(self, root: str) -> None:
-        self._root, self._listing = root, remote_files.open_listing(root)
+        self._root = root
         folders = []
-        for name in self._listing.top():
+        for name in _names(root):
             if not name.endswith("/"):
                 raise SourceError(
                     f"{root} has {name!r} next to the class folders; put every file into the folder of its "
@@ -105,27 +111,36 @@ class ClassFolders:
 
         found = self._labelled()
         while some := list(itertools.islice(found, _FILES)):
-            files, classes = zip(*some, strict=True)
-            yield Batch([file.name for file in files], {LABEL: pa.array(classes)}, list(map(_span, files)))
+            listed, classes = zip(*some, strict=True)
+            yield Batch([file.name for file in listed], {LABEL: pa.array(classes)}, list(map(_span, listed)))
 
     def _labelled(self) -> Iterator[tuple[File, int]]:
         """Yields the files, with the numbers of their classes."""
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
-        for file in self._listing.files():
-            label = labels.get(file.name.partition("/")[0])
-            if label is None:
-                raise SourceError(
-                    f"{file.path!r} appeared while the source was read; run again when nothing writes to it"
-                )
-            seen[label] = 1
-            yield file, label
+        with as_source_error(self._root, "the directory "):
+            for file in Storage(self._root).files(sizes=False):
+                label = labels.get(file.name.partition("/")[0])
+                if label is None:
+                    why = "appeared while the source was read; run again when nothing writes to it"
+                    raise SourceError(f"{file.path!r} {why}")
+                seen[label] = 1
+                yield file, label
         for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
             raise SourceError(f"class folder {folder!r} of {self._root} is empty; remove it or fill it")
 
 
 def _span(file: File) -> Span:
     return Span(file.path, int(file.version) if file.is_generation else 0, ~max(file.size, 0))
+
+
+def _names(directory: str) -> list[str]:
+    """Returns the names in a directory, of folders with a slash; a bucket has no directory that is empty."""
+    with as_source_error(directory, "the directory "):
+        names = [each.name for each in Storage(directory).entries() if each.name[0] not in "/."]
+    if not names and files.bucket_uri(directory):
+        raise SourceError(f"cannot read the directory {directory!r}: there is no file in it")
+    return names
 
 
 def _have_same_folders(root: str, names: Sequence[str]) -> bool:
@@ -135,7 +150,7 @@ def _have_same_folders(root: str, names: Sequence[str]) -> bool:
         found, folder = [f"{name}/"], root
         while len(found) == 1 and found[0].endswith("/"):  # also seg_train/seg_train/CLASS
             folder = f"{folder}/{found[0][:-1]}"
-            found = list(remote_files.open_listing(folder).top())
+            found = _names(folder)
         inner = {each for each in found if each.endswith("/")}
         shared = inner if shared is None else shared & inner
         if not shared:
@@ -147,8 +162,8 @@ class ListedFiles(TableRows):
     """Files listed in the column path of a table, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._is_remote = root, remote_files.is_remote(root)
-        table = remote_files.resolve(settings.labels)
+        self._root, self._is_remote = root, bool(files.bucket_uri(root))
+        table = resolve(settings.labels)
         columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
             names = printable(", ".join(columns.types))[:300]
@@ -205,10 +220,10 @@ def _read(example: Example | BadExample) -> Example | BadExample:
         return example
     image: Any = example.image
     try:
-        if remote_files.is_remote(image.file):
+        if files.bucket_uri(image.file):
             data = read_remote(image.file, example.key, ~image.length, image.offset)
         else:
-            with remote_files.open_read(image.file) as file:
+            with open_read(image.file) as file:
                 data = file.read(LARGEST_BYTES + 1)
         if len(data) > LARGEST_BYTES:
             return BadExample(example.key, "has more than 1 MiB")
@@ -216,7 +231,7 @@ def _read(example: Example | BadExample) -> Example | BadExample:
     except BadRecordError as error:
         return BadExample(error.name, error.reason)
     except SourceError as error:  # also a pipe, which would block
-        return BadExample(example.key, f"cannot be read: {remote_files.reason(error)}")
+        return BadExample(example.key, f"cannot be read: {reason(error)}")
     except UnicodeDecodeError:
         return BadExample(example.key, "is no text in UTF-8")
     if not text.strip():

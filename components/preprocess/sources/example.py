@@ -10,14 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardline.components.storage import remote_files
-from shardline.components.storage.bucket import (
-    TruncatedError,
-    is_transient,
-    ordered_map,
-    parse_uri,
-    with_retries,
-)
+from shardline.components.storage import ordered_map, read_object, resolve
+from shardline.components.text import reason
+from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Label, Scalar
 
@@ -132,27 +127,16 @@ def read_remote(path: str, key: str, size: int = 0, generation: int = 0) -> byte
         BadRecordError: It cannot be read.
         SourceError: It has changed since it was surveyed, or the bucket does not answer.
     """
-
-    def read(path: str) -> bytes:
-        bucket, name = parse_uri(path)
-        data = bucket.read(name, generation)
-        if len(data) < size:
-            raise TruncatedError(path, len(data), size)
-        return data
-
     try:
-        data = with_retries(read, path)
+        data = read_object(path, size, generation)
     except FileNotFoundError:
         if generation:
             raise changed_error(key, "was replaced or removed") from None
         raise BadRecordError(key, "there is no such file (any more)") from None
+    except SourceError:
+        raise
     except Exception as error:
-        if is_transient(error) or isinstance(error, ConnectionError):
-            raise SourceError(
-                f"cannot read {path!r} after several tries: {remote_files.reason(error)}; "
-                "run again to continue from there"
-            ) from None
-        raise BadRecordError(key, f"cannot be read ({remote_files.reason(error)})") from None
+        raise BadRecordError(key, f"cannot be read ({reason(error)})") from None
     if size and len(data) != size:
         raise changed_error(key, "changed")
     return data
@@ -232,8 +216,7 @@ def _read_image(image_and_key: tuple[Any, str]) -> Any:
 def _remote_path(image: Any) -> str:
     """Returns the path of an image if that is a file in a bucket, else ""."""
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
-    text = remote_files.resolve(str(path)) if isinstance(path, str | Path) else ""
-    return text if remote_files.is_remote(text) else ""
+    return files.bucket_uri(resolve(str(path))) if isinstance(path, str | Path) else ""
 
 
 def changed_error(name: str, how: str) -> SourceError:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardline.components.preprocess.schema.targets import is_number
-from shardline.components.storage import remote_files
+from shardline.components.storage import open_read
+from shardline.components.text import reason
 from shardline.trainer.base.errors import ShardlineError, SourceError
 
 #: Bytes that are read at a time, about, and the most of one row.
@@ -65,7 +66,7 @@ def find_format(path: str) -> Format:
 @contextlib.contextmanager
 def _open_decompressed(path: str) -> Iterator[Any]:
     compression = _suffixes(path)[1]
-    with remote_files.open_read(path) as file:
+    with open_read(path) as file:
         if not compression:
             yield file
             return
@@ -241,7 +242,7 @@ def _parquet_batches(path: str, names: Sequence[str] | None, *_: object) -> Iter
     """Yields some columns of a Parquet file, or all of them, in batches."""
     import pyarrow.parquet as pq
 
-    with remote_files.open_read(path) as file:
+    with open_read(path) as file:
         opened = pq.ParquetFile(file, buffer_size=BLOCK, pre_buffer=False)
         facts = opened.metadata
         size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
@@ -308,7 +309,7 @@ def as_source_error(path: str) -> Iterator[None]:
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
     except Exception as error:
-        why = remote_files.reason(error)
+        why = reason(error)
         hint = (
             "; save it as UTF-8 (iconv -f latin1 -t utf-8 FILE > NEW)"
             if "UTF8" in why or isinstance(error, UnicodeError)

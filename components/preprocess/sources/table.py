@@ -24,7 +24,7 @@ from shardline.components.preprocess.sources.example import (
 )
 from shardline.components.preprocess.sources.forms import TIME_PARTS, time_parts
 from shardline.components.preprocess.time_split import LEFT_OUT, TimeSplit, parse_times, time_feature
-from shardline.components.storage import remote_files
+from shardline.components.storage import resolve
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature, Label
@@ -378,7 +378,7 @@ class Table(TableRows):
         self, path: str, settings: PreprocessSettings, overrides: Types, scan: Scan | None = None
     ) -> None:
         columns, self._root = open_table(path, overrides, scan)
-        super().__init__(remote_files.resolve(path), columns, settings, ("string",), overrides)
+        super().__init__(resolve(path), columns, settings, ("string",), overrides)
         self.has_keys = "key" in self._names
 
     def _image(self, value: str, rows: Rows) -> Span:

@@ -25,8 +25,7 @@ from shardline.components.preprocess.sources.formats import BATCH_BYTES
 from shardline.components.preprocess.sources.forms import is_wide
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
-from shardline.components.storage import remote_files
-from shardline.components.storage.remote_files import find_files
+from shardline.components.storage import copies, match_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import LABEL
@@ -241,8 +240,8 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings, scan: Scan | None
 
     Raises SourceError if no file matches, one is not a TFRecord file, or a feature is missing.
     """
-    paths = find_files(pattern)
-    remote_files.prefetch_copies(paths)
+    paths = [file.path for file in match_files(pattern)]
+    copies.prefetch(paths)
     splits = _splits_of(paths)
     files = [
         TfRecordFile(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)
