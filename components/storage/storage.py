@@ -104,9 +104,8 @@ class Storage:
     def author(self) -> str:
         """Who writes: the service account of a bucket's credentials, else user@host."""
         account = getattr(_client()._credentials, "service_account_email", "") if self.is_remote else ""
-        return (
-            account if "@" in account else f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
-        )
+        user = os.environ.get("USER") or os.getuid()
+        return account if "@" in account else f"{user}@{socket.gethostname()}"
 
     def location(self, name: str = "") -> str:
         """Returns the path or URI of a file or folder."""

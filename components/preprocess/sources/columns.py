@@ -433,9 +433,8 @@ def open_table(path: str, overrides: Types = NO_TYPES, scan: Scan | None = None)
     if not (match := _PATTERN.search(path)):
         return Columns(path, overrides=overrides, scan=scan), os.path.dirname(path)
     root = path[: match.start()].rpartition("/")[0]
-    return Columns(
-        *(file.path for file in match_files(path)), overrides=overrides, root=root, scan=scan
-    ), root
+    found = (file.path for file in match_files(path))
+    return Columns(*found, overrides=overrides, root=root, scan=scan), root
 
 
 def is_pattern(path: str) -> bool:
