@@ -130,6 +130,14 @@ def _memory_and_network() -> Iterator[Diagnosis]:
         yield ok("network", found)
 
 
+# TensorFlow loads, the replicas reach each other, and a collective works.
+_SUM = f"""
+from shardline.trainer.loop.process import this_process
+total = this_process({{}}).collectives.total([1])
+assert total == [{_REPLICAS}], f"{_REPLICAS} replicas added up to {{total}}"
+"""
+
+
 def _toy_job() -> Diagnosis:
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.supervisor import run_job
@@ -137,7 +145,7 @@ def _toy_job() -> Diagnosis:
     from shardline.trainer.base import progress
     from shardline.trainer.base.errors import ShardlineError
 
-    command = (sys.executable, "-m", "shardline.trainer.check_cluster")
+    command = (sys.executable, "-c", _SUM)
     job = CustomJob.with_roles(command, _REPLICAS, timeout=120.0, disable_retries=True)
     began = time.monotonic()
     with processes.scratch_directory() as directory:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardline.trainer.fit import fit as fit
     from shardline.trainer.fit import predict as predict
     from shardline.trainer.loop.process import strategy as strategy
-    from shardline.trainer.models.mlp import encode_columns as encode_columns
+    from shardline.trainer.models.zoo import encode_columns as encode_columns
     from shardline.trainer.models.zoo import make_output as make_output
     from shardline.trainer.train import train as train
 
@@ -59,8 +59,7 @@ _MODULES = {
     "shardline.trainer.data.manifest": ("DatasetInfo", "Manifest"),
     "shardline.trainer.fit": ("evaluate", "fit", "predict"),
     "shardline.trainer.loop.process": ("strategy",),
-    "shardline.trainer.models.mlp": ("encode_columns",),
-    "shardline.trainer.models.zoo": ("make_output",),
+    "shardline.trainer.models.zoo": ("encode_columns", "make_output"),
     "shardline.trainer.train": ("train",),
 }
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
-from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.checkpoint.state import BEGINNING, Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
@@ -34,8 +34,6 @@ from shardline.trainer.keras_compat.tensorflow_internals import numpy_function, 
 _PREFETCH_BATCHES = 2
 # Cardinality of an infinite dataset; more epochs than are ever trained.
 _INFINITE, _UNLIMITED_EPOCHS = -1, 2**40
-
-_BEGINNING = Position()
 
 
 class ArrayEpochs:
@@ -257,7 +255,7 @@ class BatchSequence:
             batches = _merge_last_two(batches, len(self._sizes) + 1, self.element_spec, first)
         return batches.take(self.steps * self._batches_per_step - first) if self._restart else batches
 
-    def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
+    def raw_batches(self, at: Position = BEGINNING) -> tf.data.Dataset:
         """Returns the batches of single steps, for the parameter server strategy."""
         return self.batches(at.epoch * self.steps + self.epoch(at).first_step)
 
@@ -270,7 +268,7 @@ class BatchSequence:
         strategy: tf.distribute.Strategy,
         worker: int,
         workers: int,
-        at: Position = _BEGINNING,
+        at: Position = BEGINNING,
         *,
         sized: bool = False,
     ) -> tf.data.Dataset:
@@ -447,7 +445,13 @@ class DataAdapter:
             if not isinstance(data, tf.data.Dataset):
                 raise SettingsError(f"{name}(context) returned {type(data).__name__}, not a tf.data.Dataset")
         elif isinstance(data, tf.data.Dataset) and self.workers > 1:
-            _check_policy(data, name)
+            policy = data.options().experimental_distribute.auto_shard_policy.name
+            if policy not in ("AUTO", "DATA"):
+                raise SettingsError(
+                    f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every "
+                    "batch; leave the policy out, or give a function of an input context, whose dataset is "
+                    "its own"
+                )
         if isinstance(data, tf.data.Dataset):
             if self.batch_size is not None and not local_replicas:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
@@ -548,15 +552,6 @@ class DataAdapter:
         table = tf.constant([float(self.class_weight.get(index, 1.0)) for index in range(classes)])
         named = (labels >= 0) & (labels < classes)
         return tf.where(named, tf.gather(table, tf.clip_by_value(labels, 0, classes - 1)), 1.0)
-
-
-def _check_policy(data: tf.data.Dataset, name: str) -> None:
-    policy = data.options().experimental_distribute.auto_shard_policy.name
-    if policy not in ("AUTO", "DATA"):
-        raise SettingsError(
-            f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every batch; "
-            "leave the policy out, or give a function of an input context, whose dataset is its own"
-        )
 
 
 def _fail_past_end(data: tf.data.Dataset, name: str, count: int) -> tf.data.Dataset:

@@ -43,7 +43,7 @@ from shardline.trainer.loop.callbacks import (
 )
 from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.parameter_server import run_server
-from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, is_server, join_cluster
+from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, join_cluster
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 from shardline.trainer.models import saving
 from shardline.trainer.models.interface import Interface, check_export, read_interface, unwrap_single_label
@@ -73,8 +73,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     strategies.announce(cluster, environ)
     settings = replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
     name = strategies.choose(settings, cluster)
-    if is_server(cluster, name):
-        run_server(cluster, settings.startup_timeout)
+    if run_server(cluster, name, settings.startup_timeout):
         return {}
     evaluates = cluster.role == "evaluator"
     dirs, manifest = output_dirs(settings, environ), manifests.load(files.local_path(settings.dataset))

@@ -188,7 +188,7 @@ def main(mode, out):
     cluster = read_cluster(os.environ)
     if cluster.role != "chief":
         with progress.exit_on_error("train"):
-            run_server(cluster, startup_timeout=float(os.environ.get("STARTUP_TIMEOUT", "60")))
+            run_server(cluster, "parameter_server", float(os.environ.get("STARTUP_TIMEOUT", "60")))
         return
     globals()[mode](Chief(cluster, timeout=2.0 if mode == "alone" else 600.0), Path(out))
 

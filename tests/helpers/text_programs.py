@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from shardline import DatasetInfo, make_output
-from shardline.trainer.models.mlp import make_input
+from shardline.trainer.models.zoo import make_input
 
 WORDS = [f"word{number}" for number in range(30)]
 VOCABULARY, LONGEST, BATCH = len(WORDS) + 2, 14, 8  # and padding, and unknown words

@@ -138,6 +138,6 @@ def test_a_loss_that_does_not_exist_is_one_clear_line(info):
 
 def test_names_become_import_strings_without_loading_anything():
     assert import_string("keras:ResNet50") == "shardline.trainer.models.zoo:build_application"
-    assert import_string("mlp") == "shardline.trainer.models.mlp:build_model"
+    assert import_string("mlp") == "shardline.trainer.models.zoo:build_mlp"
     with pytest.raises(ModelError, match=r"unknown model 'mlpp'; built in are .*mlp, text and keras:NAME"):
         import_string("mlpp")

@@ -16,7 +16,7 @@ import symtable
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from shardline.trainer.base.errors import ModelError, ShardlineError
 BUILT_IN = {
     "mnist_cnn": "shardline.trainer.models.zoo:build_mnist_cnn",
     "resnet50": "shardline.trainer.models.zoo:build_resnet50",
-    "mlp": "shardline.trainer.models.mlp:build_model",
-    "text": "shardline.trainer.models.mlp:build_text",
+    "mlp": "shardline.trainer.models.zoo:build_mlp",
+    "text": "shardline.trainer.models.zoo:build_text",
 }
 
 #: Prefix of the name of a model of keras.applications.
@@ -87,14 +87,23 @@ def load(
 
 
 @contextlib.contextmanager
-def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
-    """Turns an exception of a user's code, SystemExit included, into an `error` that begins with `what`."""
+def calling(
+    what: str,
+    error: type[ShardlineError],
+    advice: str = "",
+    explain: Callable[[BaseException], str] | None = None,
+) -> Iterator[None]:
+    """Turns an exception of a user's code, SystemExit included, into an `error` "WHAT: CAUSE; ADVICE".
+
+    `explain` returns the cause in one line; by default `describe` does.
+    """
     try:
         yield
     except ShardlineError:
         raise
     except (Exception, SystemExit) as failure:
-        raise error(f"{what}: {describe(failure)}") from failure
+        cause = (explain or describe)(failure)
+        raise error(f"{what}: {cause}{f'; {advice}' if advice else ''}") from failure
 
 
 def check_reference(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:

@@ -352,6 +352,10 @@ class Position:
         return self.epoch if self.examples else self.epoch - 1
 
 
+#: Position of a run that has trained nothing.
+BEGINNING = Position()
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """State of a run at one position.

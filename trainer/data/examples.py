@@ -25,7 +25,7 @@ from shardline.trainer.data.decode import Inputs, Targets, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.datasets import no_autograph
-from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
+from shardline.trainer.keras_compat.tensorflow_internals import short_error, without_autotuning
 
 _BATCH_SIZE = 256
 _CGROUP = Path("/sys/fs/cgroup")
@@ -37,9 +37,6 @@ _DATA_ERROR = re.compile(
 )
 # Errors about an image of another size, which a model's own code may raise too.
 _SIZE_ERROR = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
-_OP_NAMES = re.compile(
-    r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*? with iterator: \S+ "
-)
 
 #: Errors that TensorFlow raises; the second if its message quotes bytes of a record.
 Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
@@ -145,8 +142,8 @@ def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError 
         location or f"in {directory}, where 'shardline dataset verify {directory} --deep' names all damage"
     )
     cause = found or error
-    message = _OP_NAMES.sub("", " ".join(str(cause).split())).strip()
-    what = f"the example cannot be used ({message[:200]})"
+    message = short_error(cause)
+    what = f"the example cannot be used ({message})"
     if isinstance(cause, UnicodeDecodeError) or "Could not parse example input" in message:
         what = "a record of the dataset is not a tf.train.Example"
     elif isinstance(cause, tf.errors.DataLossError):

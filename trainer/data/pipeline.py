@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.checkpoint.state import BEGINNING, Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.examples import Memory, check_targets, load
@@ -56,9 +56,6 @@ _NAMED_SHARDS = 4  # in a message
 
 # More than the records of a stream, and more epochs than are ever trained.
 _STREAM_STRIDE, _UNLIMITED_EPOCHS = 2**32, 2**40
-
-
-_BEGINNING = Position()
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class InputPipeline:
         strategy: tf.distribute.Strategy,
         worker: int,
         workers: int,
-        at: Position = _BEGINNING,
+        at: Position = BEGINNING,
         *,
         sized: bool = False,
     ) -> tf.data.Dataset:
@@ -176,7 +173,7 @@ class InputPipeline:
 
         return strategies.distribute(strategy, batches)
 
-    def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
+    def raw_batches(self, at: Position = BEGINNING) -> tf.data.Dataset:
         """Returns the undecoded batches of all replicas, one after the other: the input of `decode`."""
         batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
         return without_autotuning(batches.prefetch(_PREFETCH_BATCHES))

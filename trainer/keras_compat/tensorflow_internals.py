@@ -162,12 +162,9 @@ def iterate(batches: Iterable[Any]) -> Iterator[Any]:
     """
     from tensorflow.python.data.ops import multi_device_iterator_ops
 
-    create = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *given: without_autotuning(create(*given))
-    try:
+    name, create = "_create_device_dataset", multi_device_iterator_ops._create_device_dataset
+    with patched(multi_device_iterator_ops, name, lambda *given: without_autotuning(create(*given))):
         return iter(batches)
-    finally:
-        multi_device_iterator_ops._create_device_dataset = create
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -283,11 +280,8 @@ def local_mean_reads(
             raise refusal
         return reduce_to(reduce_op, value, *rest)
 
-    extended._reduce_to = reduce_own
-    try:
+    with patched(extended, "_reduce_to", reduce_own):
         yield
-    finally:
-        del extended._reduce_to
 
 
 def abort_collectives(reason: str) -> None:
@@ -472,3 +466,16 @@ def report_workers(report: Callable[[str], None]) -> None:
     logger = logging.getLogger("tensorflow")
     logger.setLevel(logging.INFO)
     logger.addFilter(log_filter)
+
+
+_STACK_LINE = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
+_OP_NAMES = re.compile(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
+)
+
+
+def short_error(error: BaseException) -> str:
+    """Returns the first line of TensorFlow's message without stack traces and names of ops."""
+    text = _OP_NAMES.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _STACK_LINE.match(line)]
+    return " ".join((lines or ["?"])[0].split())[:300]

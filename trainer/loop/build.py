@@ -92,19 +92,15 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
     """
     is_custom = returns_custom_metrics(model.train_step)
     for name, data in batches.items():
-        try:
+        problem = f"{name} of the model failed" if is_custom else "the model cannot be built"
+        what = f"{problem} on batches of {describe_structure(data)}"
+        with plugins.calling(what, ModelError, explain=describe_model_error):
             spec = tf.nest.map_structure(_specification, data)
             with whole_batch_metrics(model, tf.nest.flatten(spec)[0].shape[0]):
                 if is_custom:
                     _try_step(model, getattr(model, name), data)
                 else:
                     build_symbolically(model, spec)
-        except ShardlineError:
-            raise
-        except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
-            problem = f"{name} of the model failed" if is_custom else "the model cannot be built"
-            reason = f"{describe_structure(data)}: {describe_model_error(error)}"
-            raise ModelError(f"{problem} on batches of {reason}") from error
 
 
 def _try_step(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:

@@ -30,7 +30,7 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, ModelError, RestartError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
+from shardline.trainer.checkpoint.state import BEGINNING, Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints, Identity, IdentityRecord
 from shardline.trainer.cluster.collectives import make_summation, replica_merger
 from shardline.trainer.data.sharding import RunPlan
@@ -49,8 +49,6 @@ from shardline.trainer.models import saving
 _SECONDS = 1.0
 
 _STOPPED = "a callback has stopped it"
-
-_BEGINNING = Position()
 
 
 def make_engine(
@@ -194,7 +192,7 @@ class Training:
         fixed: Mapping[str, object],
         counters: Counters,
         preemption: Preemption,
-        beginning: Position = _BEGINNING,
+        beginning: Position = BEGINNING,
         batch: Any = None,
     ):
         """Restores the newest checkpoint, if any, and makes the engine for its position. A collective.

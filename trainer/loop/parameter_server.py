@@ -305,11 +305,14 @@ class CoordinatorEvaluation(_Steps):
         self._add(self._workers.run(self._step, itertools.islice(self._iterator, count)))
 
 
-def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
+def run_server(cluster: ClusterConfig, strategy_name: str, startup_timeout: float = 600.0) -> bool:
     """Runs a server until the chief, which has to start within the timeout (seconds), no longer listens.
 
-    TensorFlow's own server would never end, and outlive its job.
+    TensorFlow's own server would never end, and outlive its job. Returns False, at once, in a process that is
+    neither a parameter server nor a worker of that strategy.
     """
+    if strategy_name != "parameter_server" or cluster.role not in ("worker", "ps"):
+        return False
     chief, name = cluster.hosts[0], cluster.name
     if cluster.role == "ps":
         # Weights are in main memory; TensorFlow would reserve GPU memory that a worker may need.
@@ -337,6 +340,7 @@ def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
         time.sleep(_PROBE_INTERVAL_S)
     progress.report("train", f"{name} ends, as the chief has")
     del server
+    return True
 
 
 def _wait_until(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -32,15 +32,11 @@ from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.peers import Peers, abort_when_peer_ends, peer_config
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import describe_model_error
+from shardline.trainer.keras_compat.tensorflow_internals import short_error
 from shardline.trainer.loop.parameter_server import run_server
 
 #: Settings of the strategy and its peers.
 STRATEGY_SETTINGS = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
-
-
-def is_server(cluster: ClusterConfig, strategy_name: str) -> bool:
-    """Whether a process runs a server for the chief: a parameter server, or a worker of this strategy."""
-    return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +111,6 @@ class Watchdog:
         self._timeout = timeout
         self._state = ("", time.monotonic())
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, activity: str) -> None:
         """Records progress: a new activity of the process ("in step 41")."""
@@ -129,14 +124,12 @@ class Watchdog:
         """Starts to watch."""
         self.at("at the beginning")
         if self._timeout:
-            self._thread.start()
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Ends the watch."""
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def _watch(self) -> None:
         """Ends the process from this thread: the main thread may wait in TensorFlow forever."""
@@ -231,8 +224,7 @@ def this_process(settings: Mapping[str, Any]) -> Process:
             "the evaluator out of the job"
         )
     name = strategies.choose(chosen, cluster)
-    if is_server(cluster, name):
-        run_server(cluster, chosen.startup_timeout)
+    if run_server(cluster, name, chosen.startup_timeout):
         sys.exit(0)
     if cluster.tasks and cluster.is_chief:
         strategies.announce(cluster, os.environ)
@@ -298,10 +290,6 @@ _INPUT_ERRORS = (
 )
 _STEPS = ("train_step", "test_step", "predict_step")
 _NODE = re.compile(r"Detected at node (?:while/)?(\S+) defined at")
-_STACK_LINE = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
-_OP_NAMES = re.compile(
-    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
-)
 
 
 def explain(error: Exception) -> ShardlineError | None:
@@ -309,14 +297,14 @@ def explain(error: Exception) -> ShardlineError | None:
     if isinstance(error, OSError):
         return crash.from_os_error(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        return RunError(f"out of memory: {_short_error(error)}; use smaller batches or a smaller model")
+        return RunError(f"out of memory: {short_error(error)}; use smaller batches or a smaller model")
     if isinstance(error, _INPUT_ERRORS):
         text = str(error)
         if "IteratorGetNext" in text:
-            return SettingsError(f"the data cannot be read: {_short_error(error)}")
+            return SettingsError(f"the data cannot be read: {short_error(error)}")
         where = f" in {node[1]}" if (node := _NODE.search(text)) else ""
         return ModelError(
-            f"a step of the model failed{where}: {_short_error(error)}; compare what the model returns with "
+            f"a step of the model failed{where}: {short_error(error)}; compare what the model returns with "
             "the data, and the loss with both"
         )
     frames = traceback.extract_tb(error.__traceback__)
@@ -324,10 +312,3 @@ def explain(error: Exception) -> ShardlineError | None:
     if not steps:
         return None
     return ModelError(f"{steps[0]} of the model failed: {describe_model_error(error)}")
-
-
-def _short_error(error: tf.errors.OpError) -> str:
-    """Returns the first line of TensorFlow's message without stack traces and names of ops."""
-    text = _OP_NAMES.sub("", str(error).partition("Traceback (most recent call last)")[0])
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not _STACK_LINE.match(line)]
-    return " ".join((lines or ["?"])[0].split())[:300]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Inputs, Prepare, make_probe_rows
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
@@ -78,25 +80,26 @@ def read_heads(
     layer). Else they must be probabilities on two synthetic examples, or not finite, which the evaluation
     counts; anything else is a ModelError. `prepare` transforms the dataset's inputs.
     """
-    labels = list(dataset.labels.values())
     if prepare is None:
         _check_inputs(model, dataset)
-    try:
-        probed = model(probe_inputs(dataset, prepare), training=False)
-    except Exception as error:  # The model's own code runs here and may raise anything.
-        columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
-        inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
-        inputs += "" if prepare is None else ", as the transform makes them"
-        raise ModelError(
-            f"the model does not take this dataset's {inputs}: {short_message(error)}"
-        ) from error
-    outputs = outputs_by_label(probed, labels, output_order(model, labels))
-    for label in labels:
-        _check_shape(outputs[label.name], label)
-    if known and known.keys() == dataset.labels.keys():
+    labels = dataset.labels
+    outputs = outputs_by_label(model, _probe(model, dataset, prepare), list(labels.values()))
+    for name, label in labels.items():
+        _check_shape(outputs[name], label)
+    if known and known.keys() == labels.keys():
         return dict(known)
-    losses = losses_by_label(model, labels)
-    return {item.name: _read_head(outputs[item.name], item, losses[item.name], dataset) for item in labels}
+    losses = by_label(model, getattr(model, "loss", None), labels.values(), compiled_losses(model))
+    return {name: _read_head(outputs[name], label, losses[name], dataset) for name, label in labels.items()}
+
+
+def _probe(model: keras.Model, dataset: DatasetInfo, prepare: Prepare | None) -> Any:
+    columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
+    inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
+    inputs += "" if prepare is None else ", as the transform makes them"
+    with plugins.calling(
+        f"the model does not take this dataset's {inputs}", ModelError, explain=short_message
+    ):
+        return model(probe_inputs(dataset, prepare), training=False)
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
@@ -173,25 +176,24 @@ def to_prediction(outputs: Any, head: Head, label: Label) -> tf.Tensor:
 
 
 def to_predictions(
-    outputs: Any, heads: Heads, labels: Sequence[Label], order: Sequence[str] = ()
+    model: keras.Model, outputs: Any, heads: Heads, labels: Sequence[Label]
 ) -> dict[str, tf.Tensor]:
-    """Returns the `to_prediction` of each label, by name; outputs and order are as in `outputs_by_label`."""
-    named = outputs_by_label(outputs, labels, order)
+    """Returns the `to_prediction` of each label, by name, from a model's outputs."""
+    named = outputs_by_label(model, outputs, labels)
     return {label.name: to_prediction(named[label.name], heads[label.name], label) for label in labels}
 
 
-def outputs_by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
+def outputs_by_label(model: keras.Model, outputs: Any, labels: Sequence[Label]) -> dict[str, Any]:
     """Returns a model's outputs by the name of the label; a ModelError unless there is one for each.
 
-    They are a dict by label, a list in the `order` of these names, or else of `labels`, or for a single label
-    the output itself.
+    They are a dict by label, a list in the `output_order`, or for a single label the output itself.
     """
     names = [label.name for label in labels]
     nested = isinstance(outputs, Mapping | list | tuple)
     if isinstance(outputs, Mapping) and set(outputs) >= set(names):  # others are for training alone
         return {name: outputs[name] for name in names}
     if isinstance(outputs, list | tuple) and len(outputs) == len(names):
-        return dict(zip(order or names, outputs, strict=True))
+        return dict(zip(output_order(model, names), outputs, strict=True))
     if len(names) == 1 and not nested:
         return {names[0]: outputs}
     found = f"{len(outputs) if nested else 1} output{'s' if nested and len(outputs) != 1 else ''}"
@@ -204,26 +206,21 @@ def outputs_by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str]
     )
 
 
-def output_order(model: keras.Model, labels: Sequence[Label]) -> Sequence[str]:
+def output_order(model: keras.Model, names: Sequence[str]) -> Sequence[str]:
     """Returns the names of the labels in the order of a list of outputs: that of its layers, if so named."""
-    layers, names = list(getattr(model, "output_names", None) or ()), [label.name for label in labels]
+    layers = list(getattr(model, "output_names", None) or ())
     return layers if sorted(layers) == sorted(names) else names
 
 
-def losses_by_label(model: keras.Model, labels: Sequence[Label]) -> dict[str, list[Any]]:
-    """Returns the losses that a model was compiled with, for each label."""
-    return compiled_by_label(model, getattr(model, "loss", None), labels, compiled_losses(model))
-
-
-def compiled_by_label(
-    model: keras.Model, argument: Any, labels: Sequence[Label], everything: Sequence[Any]
+def by_label(
+    model: keras.Model, argument: Any, labels: Iterable[Label], everything: Sequence[Any]
 ) -> dict[str, list[Any]]:
     """Returns the part of an argument of `compile` for each label; `everything` if it is not by output."""
     names = [label.name for label in labels]
     if isinstance(argument, Mapping) and set(argument) & set(names):
         parts = dict(argument)
     elif isinstance(argument, list | tuple) and len(argument) == len(names) > 1:
-        parts = dict(zip(output_order(model, labels), argument, strict=True))
+        parts = dict(zip(output_order(model, names), argument, strict=True))
     else:
         return {name: list(everything) for name in names}
     return {
@@ -329,38 +326,30 @@ def read_interface(
             raise
     if transformed:
         return Interface(heads=heads)
-    labels, order = list(dataset.labels.values()), tuple[str, ...]()
-    shapes: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # the model's own code runs here and may raise anything
-        outputs = model(probe_inputs(dataset), training=False)
-        names = output_order(model, labels)
-        shapes = {
-            name: tuple(output.shape) for name, output in outputs_by_label(outputs, labels, names).items()
-        }
-        order = tuple(names) if isinstance(outputs, list | tuple) else ()
-    losses = losses_by_label(model, labels)
-    metrics = compiled_by_label(model, passed_metrics(model), labels, compiled_metrics(model))
-    chosen: dict[str, tuple[LabelForm, str]] = {}
+    labels, order, shapes = list(dataset.labels.values()), tuple[str, ...](), dict[str, Any]()
+    with contextlib.suppress(ModelError):  # a model that is not to be exported
+        outputs = _probe(model, dataset, None)
+        shapes = {name: each.shape for name, each in outputs_by_label(model, outputs, labels).items()}
+        order = tuple(output_order(model, [*shapes])) if isinstance(outputs, list | tuple) else ()
+    losses = by_label(model, getattr(model, "loss", None), labels, compiled_losses(model))
+    metrics = by_label(model, passed_metrics(model), labels, compiled_metrics(model))
+    forms, descriptions = dict[str, LabelForm](), list[str]()
     for name, label in dataset.labels.items():
-        chosen[name] = DEFAULT_FORMS[label.kind], ""
-        shape, count = shapes.get(name, ()), len(label.outputs)
+        form, reason = DEFAULT_FORMS[label.kind], ""
+        shape, count = tuple(shapes.get(name, ())), len(label.outputs)
         if label.kind == CLASS:
-            single = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
-            chosen[name] = choose_form(losses[name], metrics[name], 1 if single else count, count)
+            form, reason = choose_form(losses[name], metrics[name], 1 if shape[1:] == (1,) else count, count)
         elif (label.kind, count, len(shape)) == (REGRESSION, 1, 2):
-            chosen[name] = "column", ""
-    forms = {
-        name: form for name, (form, _) in chosen.items() if form != DEFAULT_FORMS[dataset.labels[name].kind]
-    }
-    descriptions = tuple(
-        f"{f'{name} ' if name != LABEL else ''}{_FORM_NAMES[form]}, as {chosen[name][1]} takes them"
-        for name, form in forms.items()
-        if chosen[name][1]
-    )
-    return Interface(forms, descriptions, heads, order)
+            form = "column"
+        if form != DEFAULT_FORMS[label.kind]:
+            forms[name] = form
+        if name in forms and reason:
+            of = f"{name} " if name != LABEL else ""
+            descriptions.append(f"{of}{_FORM_NAMES[form]}, as {reason} takes them")
+    return Interface(forms, tuple(descriptions), heads, order)
 
 
-_FORM_NAMES = {"binary": "0 or 1", "one-hot": "one-hot", "column": "a column", "sparse": "sparse"}
+_FORM_NAMES = {"binary": "0 or 1", "one-hot": "one-hot"}
 
 
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
@@ -429,8 +418,11 @@ def _probed_form(loss: Any, classes: int) -> LabelForm | None:
 
 
 # Layers of Keras that hold code, or need something outside the file.
-_LAMBDA = "__lambda__"  # left out by Keras if the lambda is an activation
-_FOREIGN = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+# A part that begins with a list as its "value" is a lambda as an activation.
+_FOREIGN = re.compile(
+    r'"module": "(?!keras[".]|builtins[".])|\{"value": \['
+    r'|"class_name": "(Lambda|TFSMLayer|JaxLayer|FlaxLayer|TorchModuleWrapper|function|__lambda__)"'
+)
 
 _SAVEABLE = (
     "give each class of its own a get_config() that returns the arguments of its constructor, as numbers, "
@@ -455,58 +447,35 @@ def check_export(
     own layers alone is skipped, as this takes seconds for a large model. One that is not to be exported is
     only saved. Raises ModelError if one of these fails, or the loaded model has other outputs than the model.
     """
+    refusing = functools.partial(plugins.calling, error=ModelError, explain=short_message)
+    instead = TRAIN_WITHOUT_EXPORT
     with warnings.catch_warnings(), saveable(model):
         warnings.simplefilter("ignore")  # anything serious is refused
-        with _raising_model_error("cannot be saved", _SAVEABLE):
+        with refusing("the model cannot be saved", advice=_SAVEABLE):
             config = keras.saving.serialize_keras_object(model)
             json.dumps(config)
         own = {name: value for name, value in config.items() if name != "compile_config"}
-        if not model.built or not any(_is_foreign(part) for part in _parts(own)):
+        if not model.built or not _FOREIGN.search(json.dumps(own)):
             return
         with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
             path = Path(directory) / "model.keras"
-            with _raising_model_error("cannot be saved", _SAVEABLE):
+            with refusing("the model cannot be saved", advice=_SAVEABLE):
                 model.save(path)
             if not exported:
                 return
-            with _raising_model_error(
-                "cannot be loaded once it is saved", f"{_LOADABLE}; {TRAIN_WITHOUT_EXPORT}"
-            ):
-                loaded = keras.models.load_model(path, safe_mode=True, compile=False)
+            with refusing("the model cannot be loaded once it is saved", advice=f"{_LOADABLE}; {instead}"):
+                try:
+                    loaded = keras.models.load_model(path, safe_mode=True, compile=False)
+                except Exception as error:
+                    refuse_lambda(error, "the model", instead)
+                    raise
     inputs = probe_inputs(dataset, prepare)
     specs = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), inputs)
     predict = tf.function(lambda inputs: loaded(inputs, training=False), autograph=False)
-    with _raising_model_error("cannot be traced for an export", f"{_TRACEABLE}; {TRAIN_WITHOUT_EXPORT}"):
+    with refusing("the model cannot be traced for an export", advice=f"{_TRACEABLE}; {instead}"):
         concrete = predict.get_concrete_function(specs)
     check_operations(concrete)
     _compare(model, loaded, inputs)
-
-
-@contextlib.contextmanager
-def _raising_model_error(problem: str, advice: str) -> Iterator[None]:
-    """Converts any exception of the user's code, or of Keras, in the context to a ModelError."""
-    try:
-        yield
-    except Exception as error:
-        if "loaded" in problem:
-            refuse_lambda(error, "the model", TRAIN_WITHOUT_EXPORT)
-        raise ModelError(f"the model {problem}: {short_message(error)}; {advice}") from error
-
-
-def _parts(config: Any) -> Iterator[dict[str, Any]]:
-    nested = (
-        config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ()
-    )
-    if isinstance(config, dict) and ("class_name" in config or config.keys() == {"value"}):
-        yield config
-    for value in nested:
-        yield from _parts(value)
-
-
-def _is_foreign(part: dict[str, Any]) -> bool:
-    module, name = str(part.get("module") or "keras"), str(part.get("class_name", _LAMBDA))
-    own = name in (*_FOREIGN, "function", _LAMBDA)
-    return own or module.partition(".")[0] not in ("keras", "builtins")
 
 
 def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:

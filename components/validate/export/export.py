@@ -29,7 +29,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.interface import Heads, output_order, read_heads, to_predictions
+from shardline.trainer.models.interface import Heads, read_heads, to_predictions
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys
@@ -160,7 +160,7 @@ def measure_difference(
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def trained(inputs: Any) -> dict[str, tf.Tensor]:
         outputs = model(prepare(inputs) if prepare else inputs, training=False)
-        return to_predictions(outputs, heads, labels, output_order(model, labels))
+        return to_predictions(model, outputs, heads, labels)
 
     largest = 0.0
     try:

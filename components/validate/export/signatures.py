@@ -43,7 +43,7 @@ from shardline.trainer.data.decode import Inputs, Prepare
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
-from shardline.trainer.models.interface import Heads, output_order, to_predictions
+from shardline.trainer.models.interface import Heads, to_predictions
 
 Floats = npt.NDArray[np.float32]
 
@@ -325,12 +325,11 @@ def make_signatures(
     `prepare` transforms a dataset's inputs for the model. Raises ModelError when it has operations that no
     server supports.
     """
-    names, order = name_outputs(manifest.labels), output_order(model, manifest.labels)
+    names = name_outputs(manifest.labels)
 
     def answer(inputs: Inputs) -> dict[str, tf.Tensor]:
         prepared = prepare(inputs) if prepare else inputs
-        outputs = model(prepared, training=False)
-        answers = to_predictions(outputs, heads, manifest.labels, order)
+        answers = to_predictions(model, model(prepared, training=False), heads, manifest.labels)
         named: dict[str, tf.Tensor] = {}
         for label in manifest.labels:
             values = answers[label.name]
