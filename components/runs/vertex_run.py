@@ -126,9 +126,10 @@ class VertexRun:
         return _run(self._job(_OUTAGE_S if watching else 0.0), self.platform)
 
     def _job(self, outage_s: float = 0.0) -> PipelineJob:
-        method = self.platform.pipelines.get_pipeline_job
-        doing = f"read the run {_id(self.run)}"
-        job: PipelineJob = call_api(doing, method, {"name": self.name}, outage_s=outage_s)
+        doing, request = f"read the run {_id(self.run)}", {"name": self.name}  # before the client signs in
+        job: PipelineJob = call_api(
+            doing, self.platform.pipelines.get_pipeline_job, request, outage_s=outage_s
+        )
         return job
 
     def explain(self, run: Run) -> Run:
@@ -207,8 +208,8 @@ class VertexRun:
 
     def cancel(self) -> None:
         """Asks the platform to cancel it."""
-        method = self.platform.pipelines.cancel_pipeline_job
-        call_api(f"cancel the run {self.run}", method, {"name": self.name})
+        request = {"name": self.name}  # before the client signs in
+        call_api(f"cancel the run {self.run}", self.platform.pipelines.cancel_pipeline_job, request)
 
 
 def _run(job: PipelineJob, platform: Platform) -> Run:
