@@ -20,10 +20,10 @@ from shardline.pipelines.parameters import check_json, check_parameters, check_v
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import defaults
-from shardline.pipelines.tables import PROJECT_PARAMETERS, error_prefix
+from shardline.pipelines.tables import PROJECT_PARAMETERS
 from shardline.pipelines.tune import tune_pipeline
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import PipelineError
+from shardline.trainer.base.errors import PipelineError, error_prefix
 
 
 def compile_pipeline(settings: Settings, study: str | None = None) -> str:

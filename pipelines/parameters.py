@@ -27,7 +27,7 @@ from shardline.components.train.settings import OPTIONS, TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_parameters, defaults
-from shardline.pipelines.tables import error_prefix, read_toml
+from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, field_types
 from shardline.trainer.base.errors import (
@@ -36,6 +36,7 @@ from shardline.trainer.base.errors import (
     SettingsError,
     ShardlineError,
     SourceError,
+    error_prefix,
     page,
 )
 from shardline.trainer.base.settings import TrainSettings
@@ -72,7 +73,7 @@ def check_json(parameters: Mapping[str, Any]) -> None:
 
 
 #: Parameters of our pipelines that hold further fields of a dataclass, and those fields.
-_OPTIONS: dict[str, tuple[type[Any], Collection[str]]] = {
+_OPTIONS: dict[str, tuple[Any, Collection[str]]] = {
     "data_options": (
         PreprocessSettings,
         [key for key in field_types(PreprocessSettings) if key != "readers"],

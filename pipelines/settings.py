@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from shardline.components.code import CodeSettings, with_imported
 from shardline.components.conclude.notification import NotifySettings
@@ -25,16 +25,14 @@ from shardline.components.vertex.job import (
 )
 from shardline.pipelines.tables import (
     PROJECT_PARAMETERS,
-    check_tables,
-    error_prefix,
     project_settings,
     read_settings_file,
     read_toml,
     split_pairs,
 )
 from shardline.trainer.base import plugins
-from shardline.trainer.base.deserialize import read_fields
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.deserialize import check_types, read, read_fields
+from shardline.trainer.base.errors import SettingsError, error_prefix
 
 #: The tables of pools below [train], which override its keys.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
@@ -55,7 +53,7 @@ class Settings:
     its packages.
     """
 
-    image: str
+    image: Annotated[str, forms.IMAGE]
     train: CustomJobSettings
     preprocess: PreprocessMachine = _WRITERS
     validate: TaskMachine = _LARGE
@@ -71,7 +69,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; set the container image of all components")
-        forms.check_forms({"image": forms.IMAGE}, vars(self))
+        check_types(self)
         if self.deploy and self.model_upload is None:
             raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
@@ -82,15 +80,6 @@ class Settings:
             )
 
 
-#: The tables that are one dataclass each.
-_KINDS: dict[str, type[Any]] = {
-    "model_upload": ModelUpload,
-    "deploy": Deploy,
-    "notify": NotifySettings,
-    "tracking": TrackingSettings,
-    "code": CodeSettings,
-}
-_TABLES = ("train", *_MACHINES, *_KINDS)
 #: The table of the platform, which the compiler ignores.
 TABLE = "vertex"
 
@@ -100,25 +89,22 @@ def load(path: Path) -> Settings:
 
     Raises SettingsError when it is missing or not TOML, or a key is unknown, missing or wrong.
     """
-    content = read_settings_file(path)
+    content, apart = read_settings_file(path), ("train", *_MACHINES)
     content.pop(TABLE, None)
     with error_prefix(f"{path}: "):
         if isinstance(content.get("image"), str):
             # The tag of NAME:TAG@DIGEST is for the next build.
             content["image"] = re.sub(":[^:/@]*@", "@", content["image"])
-        tables = {name: content.pop(name) for name in _TABLES if name in content}
-        check_tables(tables)
         project = path.with_name(PROJECT_PARAMETERS)
         parameters, directory = {}, Path()
         if project.is_file():
             parameters, directory = read_toml(project, ""), path.parent
         with contextlib.chdir(directory):
-            tables.setdefault("code", {"packages": _project_packages(parameters)})
-        own = read_fields(Settings, content, leave_out=(*_TABLES, "parameters", "directory"), also=_TABLES)
-        read = {name: _read_kind(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
-        machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
-        train = _read_job(tables.get("train", {}))
-        return Settings(**own, train=train, parameters=parameters, directory=directory, **machines, **read)
+            content.setdefault("code", {"packages": _project_packages(parameters)})
+        own = read_fields(Settings, content, leave_out=(*apart, "parameters", "directory"), also=apart)
+        own |= {name: _read_machine(name, content[name]) for name in _MACHINES if name in content}
+        train = _read_job(content.get("train", {}))
+        return Settings(**own, train=train, parameters=parameters, directory=directory)
 
 
 def _project_packages(parameters: Mapping[str, Any]) -> list[str]:
@@ -132,58 +118,41 @@ def _project_packages(parameters: Mapping[str, Any]) -> list[str]:
     return with_imported(plugins.packages(named))
 
 
-def _read_kind(name: str, kind: type[Any], table: dict[str, Any]) -> Any:
-    values = read_fields(kind, table, f"{name}.")
-    with error_prefix(f"{name}."):
-        return kind(**values)
-
-
-def _read_machine(name: str, table: dict[str, Any]) -> Any:
+def _read_machine(name: str, table: Any) -> Any:
     default = getattr(Settings, name)
-    values = read_fields(type(default), table, f"{name}.", whole=False)
+    values = read_fields(type(default), table, name, whole=False)
     with error_prefix(f"{name}."):
         return replace(type(default)() if "machine_type" in values else default, **values)
 
 
-def _read_job(train: Mapping[str, Any]) -> CustomJobSettings:
-    tables = {name: train[name] for name in (*_POOLS, "job") if name in train}
-    check_tables(tables, "train.")
-    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job"), whole=False)
-    if "replica_count" not in shared:
+def _read_job(train: Any) -> CustomJobSettings:
+    shared = read_fields(WorkerPool, train, "train", also=(*_POOLS, "job"), whole=False)
+    if not (total := shared.pop("replica_count", 0)):
         raise SettingsError("train.replica_count is missing")
-    total = shared.pop("replica_count")
-    if total < 1:
-        raise SettingsError(f"train.replica_count must be at least 1, got {total}")
-    counts = {"chief": 1, **({"workers": total - 1} if total > 1 else {})}
-    cluster = Cluster(
-        **{
-            name: _read_pool(name, tables.get(name, {}), shared, counts.get(name))
-            for name in _POOLS
-            if name in counts or name in tables
-        }
-    )
-    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=("cluster",))
-    with error_prefix("train.job."):
-        return CustomJobSettings(cluster=cluster, **job)
+    counts = {"chief": 1, "workers": total - 1}
+    pools = {
+        name: _read_pool(name, train.get(name, {}), shared, counts.get(name))
+        for name in _POOLS
+        if counts.get(name) or name in train
+    }
+    return read(CustomJobSettings, train.get("job", {}), "train.job", cluster=Cluster(**pools))
 
 
-def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:
-    prefix = f"train.{name}."
-    own = read_fields(WorkerPool, table, prefix, whole=False)
-    if name in ("chief", "workers"):
-        if "replica_count" in own:
-            raise SettingsError(f"{prefix}replica_count follows from train.replica_count; leave it out")
-        if count is None:
-            raise SettingsError("train.workers: there are none; raise train.replica_count to 2 or more")
-        own["replica_count"] = count
+def _read_pool(name: str, table: Any, shared: dict[str, Any], count: int | None) -> WorkerPool:
+    own = read_fields(WorkerPool, table, f"train.{name}", whole=False)
+    if count is not None and "replica_count" in own:
+        raise SettingsError(f"train.{name}.replica_count follows from train.replica_count; leave it out")
+    if count == 0:
+        raise SettingsError(f"train.{name}: there are none; raise train.replica_count to 2 or more")
+    own |= {"replica_count": count} if count else {}
     if name == "reduction_server":
         shared = {}
     elif name in _OTHER_MACHINE:
         shared = {key: shared[key] for key in shared if not key.startswith(("machine", "accelerator"))}
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
-        raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
-    with error_prefix(prefix):
+        raise SettingsError(f"train.{f'{name}.' * (name in _OTHER_MACHINE)}machine_type is missing")
+    with error_prefix(f"train.{name}."):
         return WorkerPool(**merged)
 
 
@@ -194,13 +163,11 @@ _PLACEHOLDER = re.compile(
     r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
     r"|@(?P<account>my-project)\.iam\b"
 )
+#: The registry receives this account's token.
 _REGISTRY = forms.Form(
     r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
     "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
 )
-#: The registry receives this account's token.
-_FORMS = {"registry": _REGISTRY, "location": forms.REGION, "network": forms.NETWORK}
-_FORMS |= {"encryption_spec_key_name": forms.KEY, "pipeline_root": forms.BUCKET_PATH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,17 +178,17 @@ class Environment:
     """
 
     project: str
-    location: str
-    pipeline_root: str = ""
+    location: Annotated[str, forms.REGION]
+    pipeline_root: Annotated[str, forms.BUCKET_PATH] = ""
     service_account: str = ""
-    network: str = ""
-    encryption_spec_key_name: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    registry: str = ""
+    network: Annotated[str, forms.NETWORK] = ""
+    encryption_spec_key_name: Annotated[str, forms.KEY] = ""
+    tags: forms.Tags = field(default_factory=dict)
+    registry: Annotated[str, _REGISTRY] = ""
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        forms.check_forms(_FORMS, vars(self))
+        check_types(self)
         if self.location and (place := forms.other_region(self.encryption_spec_key_name, self.location)):
             raise SettingsError(
                 f"encryption_spec_key_name is in {place}, and location is {self.location}; use one there"
@@ -243,11 +210,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     """Returns the table of a settings file, which may lack anything; raises as `load_environment`."""
     content = read_settings_file(path).get(TABLE, {})
     with error_prefix(f"{path}: "):
-        check_tables({TABLE: content})
-        found = read_fields(Environment, content, f"{TABLE}.", leave_out=("file",), whole=False)
-        forms.check_forms(_FORMS, found)
-        forms.check_labels(found.get("tags", {}))
-        return found
+        return read_fields(Environment, content, TABLE, leave_out=("file",), whole=False)
 
 
 def load_environment(

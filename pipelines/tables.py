@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +37,9 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
     return files.read_toml(path, SettingsError)
 
 
-@contextmanager
-def error_prefix(prefix: str) -> Iterator[None]:
-    """Prefixes the message of an error with the file or table."""
-    try:
-        yield
-    except ShardlineError as error:
-        raise type(error)(f"{prefix}{error}") from None
-
-
 def project_settings(path: Path | None = None) -> Path | None:
     """Returns the settings file, by default that of the project in this directory; None without either."""
     return path or (PROJECT_SETTINGS if PROJECT_SETTINGS.is_file() else None)
-
-
-def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
-    """Checks that the values are tables; SettingsError when one is not."""
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")
 
 
 def split_pairs(

@@ -6,12 +6,12 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error
-from shardline.trainer.base.settings import CHOICES, TrainSettings, flag_name
+from shardline.trainer.base.settings import TrainSettings, flag_name
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.loop import fail_fast_marker
@@ -63,9 +63,12 @@ def parser() -> argparse.ArgumentParser:
             group = parser.add_argument_group(_GROUPS[field.name])
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         required = default is MISSING
-        text = hints[field.name].__metadata__[0].replace("%", "%%")
+        text = hints[field.name].__metadata__[-1].replace("%", "%%")
         suffix = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
-        options = {"default": None if required else default, **_argument_options(field.name, default)}
+        options = {
+            "default": None if required else default,
+            **_argument_options(field.name, hints[field.name], default),
+        }
         group.add_argument(
             flag_name(field.name), dest=field.name, required=required, help=text + suffix, **options
         )
@@ -75,9 +78,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _argument_options(name: str, default: Any) -> dict[str, Any]:
-    if name in CHOICES:
-        return {"choices": CHOICES[name]}
+def _argument_options(name: str, hint: Any, default: Any) -> dict[str, Any]:
+    if get_origin(hint.__origin__) is Literal:
+        return {"choices": get_args(hint.__origin__)}
     if isinstance(default, bool):
         return {"action": "store_true"}
     if isinstance(default, tuple):

@@ -42,7 +42,7 @@ from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_formats
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import code, crash, files, plugins
-from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore
+from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore, restore_integers
 from shardline.trainer.base.errors import (
     DatasetError,
     ModelError,
@@ -237,7 +237,7 @@ def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, Traini
     training = {**own_fields(TrainingSettings, values), "options": values["train_options"]}
     return (
         read_options(PreprocessSettings, values, "data_options"),
-        read(TrainingSettings, training, ""),
+        read(TrainingSettings, restore_integers(training)),
         read_options(GateSettings, values, "gate_options"),
     )
 

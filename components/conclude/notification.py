@@ -16,7 +16,7 @@ from shardline.components.model_store.champions import champion_directory
 from shardline.components.runs import Failure, Run, RunDirectory, State, VertexRun, explain, log_run
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
@@ -132,7 +132,7 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    settings = read(NotifySettings, notify, "notify")
+    settings = read(NotifySettings, restore_integers(notify), "notify")
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != "succeeded")
     if is_due and settings.webhook_secret:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
-from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.deserialize import Count, Natural, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, Label
 from shardline.trainer.data.manifest import SPLITS
@@ -21,13 +21,7 @@ SMALLEST, LARGEST = 4, 4096
 LARGEST_SEED = 2**63 - 1
 
 # More than a million, or a thousand processes, is a typo that would take all memory.
-_RANGES = {
-    **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
-    **dict.fromkeys(("shards", "readers"), (1, 1_000_000)),
-    "image_size": (0, 1_000_000),
-    "max_pixels": (1, LARGEST_SEED),
-    "processes": (0, 1_024),
-}
+_MOST_SHARDS, _MOST_PROCESSES = Within(1, 1_000_000), Within(0, 1_024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +55,18 @@ class PreprocessSettings:
     group: Annotated[str, "Feature whose equal values stay in one split."] = ""
     split_by_time: Annotated[str, "Time column; training precedes validation, validation precedes test."] = ""
     split_gap: Annotated[str, "Time left out between splits: 7d, 36h, 90m, or a number."] = ""
-    split_salt: Annotated[int, "Number that determines the split together with the keys."] = 0
-    seed: Annotated[int, "Seed of the order of examples."] = 0
-    readers: Annotated[int, "Input workers; the number of shards is a multiple of it."] = 1
-    shards: Annotated[int, "Approximate number of training shards."] = 8
-    processes: Annotated[int, "Writing processes; 0 for one per core."] = 0
+    split_salt: Annotated[Natural, "Number that determines the split together with the keys."] = 0
+    seed: Annotated[Natural, "Seed of the order of examples."] = 0
+    readers: Annotated[int, _MOST_SHARDS, "Input workers; the number of shards is a multiple of it."] = 1
+    shards: Annotated[int, _MOST_SHARDS, "Approximate number of training shards."] = 8
+    processes: Annotated[int, _MOST_PROCESSES, "Writing processes; 0 for one per core."] = 0
     on_bad_record: Annotated[Literal["fail", "skip"], "Stop at an unusable example, or skip it."] = "fail"
-    max_bad_fraction: Annotated[float, "Share of skipped examples above which a run fails, 0..1."] = 0.01
+    max_bad_fraction: Annotated[
+        float, Within(0, 1), "Share of skipped examples above which a run fails, 0..1."
+    ] = 0.01
     schema: Annotated[str, "Table Schema (JSON) that columns and labels must fit."] = ""
     on_anomaly: Annotated[Literal["fail", "warn"], "Stop at what does not fit the schema, or go on."] = "fail"
-    max_pixels: Annotated[int, "Pixels above which an image is refused."] = 100_000_000
+    max_pixels: Annotated[Count, "Pixels above which an image is refused."] = 100_000_000
     check_images: Annotated[
         Literal["header", "structure", "decode"], "What is checked of images that are stored unchanged."
     ] = "structure"
@@ -81,18 +77,11 @@ class PreprocessSettings:
             if isinstance(text, str) and text.encode(errors="ignore").decode() != text:
                 raise SettingsError(f"{name} is {text!r}, which is not UTF-8; rename the file or directory")
         object.__setattr__(self, "split", self.split or {"train": 0.8, "validation": 0.1, "test": 0.1})
-        for name, (least, most) in _RANGES.items():
-            if (number := getattr(self, name)) < least:
-                raise SettingsError(f"{name} must be at least {least}, not {number}")
-            if number > most:
-                raise SettingsError(f"{name} must be at most {most:,}, not {number:,}")
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
             raise SettingsError(
                 f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep their sizes, "
                 f"not {self.image_size}"
             )
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise SettingsError(f"max_bad_fraction must be 0..1, not {self.max_bad_fraction}")
         if set(self.split) - set(SPLITS) or "train" not in self.split:
             raise SettingsError(
                 f"split must give shares of {', '.join(SPLITS)}, train among them, got {dict(self.split)}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from shardline.components.model_store import BLESSING_FILE, SAVED_MODEL, Export, Verdict, champions, read_part
 from shardline.components.runs import on_platform
 from shardline.components.text import quality
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, call_api
+from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.progress import fact, report
 
@@ -35,7 +35,7 @@ def _check_texts(settings: Deploy | ModelUpload) -> None:
         form = _OPTIONAL.get(name, _TEXT)
         if isinstance(value, str) and (value or name not in _OPTIONAL) and not form.fits(value):
             raise SettingsError(f"{name} must be {form.description}, got {value!r}")
-    forms.check_forms({"display_name": forms.DISPLAY_NAME, "serving_image_uri": forms.IMAGE}, vars(settings))
+    check_types(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,13 @@ class ModelUpload:
     `parent_model` "" registers a new model with each upload.
     """
 
-    display_name: str
-    serving_image_uri: str
+    display_name: Annotated[str, forms.DISPLAY_NAME]
+    serving_image_uri: Annotated[str, forms.IMAGE]
     parent_model: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: forms.Tags = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_texts(self)
-        forms.check_labels(self.tags)
 
 
 def register_model(exported: Path, champion_uri: str, run: str = "") -> None:

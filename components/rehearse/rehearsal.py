@@ -20,7 +20,7 @@ from shardline.components.model_store.champions import champion_directory, check
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.deserialize import own_fields, read, read_options
+from shardline.trainer.base.deserialize import own_fields, read, read_options, restore_integers
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.settings import TrainSettings
@@ -58,7 +58,7 @@ def rehearse_run(
     """
     base = job_directory or training_job_directory(job.uri, job_name)
     training = {**own_fields(TrainingSettings, settings), "options": train_options}
-    checked = read(TrainingSettings, training, "")
+    checked = read(TrainingSettings, restore_integers(training))
     manifest = manifests.load_whole(Path(dataset.path))
     if history_uri:  # before the checks: a refused run leaves the dataset for the next one
         record_dataset(history_uri, fingerprint, dataset.uri)

@@ -32,7 +32,7 @@ def run(
     is printed in one line and ends the process with `EXIT_BAD_INPUT`.
     """
     with exit_on_error("train"):
-        settings = read(TrainingSettings, training, "").with_tuned(restore_integers(tuned))
+        settings = read(TrainingSettings, restore_integers(training)).with_tuned(restore_integers(tuned))
         default = 0
         if not settings.per_replica_batch_size:  # the trainer's, or a worker's share of the training split
             split = manifests.load(Path(dataset.path)).splits.get("train")

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import code, files
-from shardline.trainer.base.deserialize import read, restore_integers
+from shardline.trainer.base.deserialize import Count, Natural, check_types, read, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
@@ -112,20 +112,17 @@ class Study:
     metric: str
     parameter: tuple[StudyParameter, ...] = ()
     goal: Literal["maximize", "minimize"] = "maximize"
-    max_trial_count: int = 10
-    parallel_trial_count: int = 1
-    max_failed_trial_count: int = 0
+    max_trial_count: Count = 10
+    parallel_trial_count: Count = 1
+    max_failed_trial_count: Natural = 0
     algorithm: Literal["", "RANDOM_SEARCH", "GRID_SEARCH"] = ""
     measurement_selection_type: Literal["BEST_MEASUREMENT", "LAST_MEASUREMENT"] = "BEST_MEASUREMENT"
     stopping: Literal["", "median", "decay_curve", "convex"] = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if len(self.metric.split()) != 1:
             raise SettingsError(f"metric must be a metric of the trainer as in val_loss, got {self.metric!r}")
-        counts = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_count": 0}
-        for name, least in counts.items():
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
         if self.parallel_trial_count > self.max_trial_count:
             raise SettingsError(
                 f"parallel_trial_count {self.parallel_trial_count} is more than max_trial_count "
@@ -172,7 +169,7 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
 
     Raises SettingsError when a key is unknown or missing, or a value is wrong.
     """
-    study = read(Study, content, "")
+    study = read(Study, restore_integers(content))
     if not max_trial_count:
         return study
     fewer = min(max_trial_count, study.parallel_trial_count)
@@ -218,7 +215,7 @@ def plan(
     Raises SettingsError when study or training are wrong, or a parameter cannot be tuned.
     """
     searched = read_study(parse_study(study), max_trial_count=max_trial_count)
-    settings = read(TrainingSettings, training, "")
+    settings = read(TrainingSettings, restore_integers(training))
     if trial_epochs:
         settings = replace(settings, epochs=trial_epochs)
     check_tuned(searched.types, settings.options)

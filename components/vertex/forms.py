@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-from shardline.trainer.base.errors import SettingsError
+from typing import Annotated, Any, NamedTuple
 
 
 class Form(NamedTuple):
@@ -18,6 +16,10 @@ class Form(NamedTuple):
     def fits(self, text: str) -> bool:
         """Whether a text has the format."""
         return re.fullmatch(self.pattern, text) is not None
+
+    def allows(self, text: str) -> bool:
+        """Whether a setting may have this text: "" and placeholders, too."""
+        return not text or "{{$" in text or self.fits(text)
 
 
 MODEL = Form(
@@ -57,24 +59,17 @@ def wrong_label(labels: Mapping[str, Any]) -> str:
     return next((text for text in texts if text != text.lower() or not _LABEL.fullmatch(text)), "")
 
 
-def check_labels(labels: Mapping[str, Any]) -> None:
-    """Raises SettingsError where the API does not take a label, which the settings call a tag."""
-    if wrong := wrong_label(labels):
-        raise SettingsError(f"tags have lower-case letters, digits, _ and -, 63 at most, got {wrong!r}")
+class _Labels:
+    """Rule for labels of the API, which the settings call tags."""
+
+    description = "names and values of lower-case letters, digits, _ and -, 63 at most"
+
+    def allows(self, labels: Mapping[str, Any]) -> bool:
+        """Whether the API takes all labels."""
+        return not wrong_label(labels)
 
 
-def check_forms(forms: Mapping[str, Form], values: Mapping[str, Any]) -> None:
-    """Raises SettingsError where a named text has another form; "" and placeholders pass."""
-    for name, form in forms.items():
-        if (text := values.get(name, "")) and "{{$" not in text and not form.fits(text):
-            raise SettingsError(f"{name} must be {form.description}, got {text!r}")
-
-
-def check_ranges(values: Mapping[str, Any], **ranges: tuple[int, int]) -> None:
-    """Raises SettingsError where a named number is not from the first to the last of its range."""
-    for name, (low, high) in ranges.items():
-        if not low <= values[name] <= high:
-            raise SettingsError(f"{name} must be {low} to {high}, got {values[name]}")
+Tags = Annotated[Mapping[str, str], _Labels()]
 
 
 def other_region(name: str, region: str) -> str:

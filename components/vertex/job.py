@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import mapping_at
-from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.deserialize import Count, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
@@ -30,6 +30,7 @@ REDUCTION_SERVER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reduct
 EMPTY_POOL: Mapping[str, Any] = {"replica_count": "0"}
 #: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
 _NOT_GCPC_ARGUMENTS = ("cluster", "num_retries", "tags", "extra")
+_RETRIES = Within(0, 10)
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 
@@ -42,7 +43,7 @@ class WorkerPool:
     """
 
     machine_type: str
-    replica_count: int = 1
+    replica_count: Count = 1
     accelerator_type: str = ""
     accelerator_count: int = 0
     boot_disk_size_gb: int = 100
@@ -116,8 +117,6 @@ class Cluster:
     def of(cls, pool: WorkerPool) -> Cluster:
         """Returns a chief and, where the pool has more than one replica, workers, all alike."""
         rest = pool.replica_count - 1
-        if rest < 0:
-            raise SettingsError(f"replica_count must be at least 1, got {pool.replica_count}")
         return cls(
             chief=replace(pool, replica_count=1),
             workers=replace(pool, replica_count=rest) if rest else None,
@@ -164,15 +163,15 @@ class CustomJobSettings:
 
     cluster: Cluster
     strategy: str = "STANDARD"
-    timeout: str = "604800s"
+    timeout: Annotated[str, forms.DURATION] = "604800s"
     restart_job_on_worker_restart: bool | None = None
-    num_retries: int = 2
+    num_retries: Annotated[int, _RETRIES] = 2
     service_account: str = "{{$.pipeline_service_account}}"
-    network: str = "{{$.pipeline_network}}"
-    encryption_spec_key_name: str = "{{$.pipeline_encryption_key_name}}"
-    tensorboard: str = ""
+    network: Annotated[str, forms.NETWORK] = "{{$.pipeline_network}}"
+    encryption_spec_key_name: Annotated[str, forms.KEY] = "{{$.pipeline_encryption_key_name}}"
+    tensorboard: Annotated[str, forms.TENSORBOARD] = ""
     base_output_directory: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: forms.Tags = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,10 +181,6 @@ class CustomJobSettings:
         own = {*vars(self), "worker_pool_specs"} & {*self.extra, *mapping_at(self.extra, "scheduling")}
         if own:
             raise SettingsError(f"extra sets {', '.join(sorted(own))}, which other keys set; leave it out")
-        forms.check_ranges(vars(self), num_retries=(0, 10))
-        names = {"timeout": forms.DURATION, "network": forms.NETWORK}
-        names |= {"encryption_spec_key_name": forms.KEY, "tensorboard": forms.TENSORBOARD}
-        forms.check_forms(names, vars(self))
         directory = self.base_output_directory
         # A compiled pipeline gives the job a directory that its rehearsal returns: no rule sees this one.
         if directory and not any(name in directory for name in _RUN_PLACEHOLDERS):
@@ -218,18 +213,18 @@ class TaskMachine:
     disk: int = 0
     accelerator_type: str = ""
     accelerator_count: int = 0
-    retries: int = 2
+    retries: Annotated[int, _RETRIES] = 2
     timeout: str = "86400s"
     cache: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.machine_type and (self.cpu or self.memory):
             raise SettingsError(
                 "machine_type says how many cores and how much memory; leave out cpu and memory"
             )
         if self.disk and not self.machine_type:
             raise SettingsError("disk needs a machine_type; set one instead of cpu and memory")
-        forms.check_ranges(vars(self), retries=(0, 10))
         if not forms.seconds(self.timeout):
             form = forms.DURATION.description
             raise SettingsError(f"timeout must be {form}, more than 0s, got {self.timeout!r}")
@@ -289,8 +284,4 @@ class TaskMachine:
 class PreprocessMachine(TaskMachine):
     """Machine of each task that makes the dataset, of which there are at most `tasks`: [preprocess]."""
 
-    tasks: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        forms.check_ranges(vars(self), tasks=(1, 1_000))
+    tasks: Annotated[int, Within(1, 1_000)] = 1

@@ -30,7 +30,7 @@ def _setting(name: str, **more: Any) -> Callable[[Callable[..., None]], Callable
     default, kind = getattr(PreprocessSettings, name), field_types(PreprocessSettings)[name]
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     more.setdefault("type", click.Choice(choices) if choices else type(default))
-    text = get_type_hints(PreprocessSettings, include_extras=True)[name].__metadata__[0]
+    text = get_type_hints(PreprocessSettings, include_extras=True)[name].__metadata__[-1]
     shown = default != "" and default is not False
     return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
 

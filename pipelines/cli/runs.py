@@ -32,8 +32,14 @@ from shardline.pipelines.cli.options import (
     typed,
 )
 from shardline.pipelines.local.terminal import foreground
-from shardline.pipelines.tables import error_prefix, project_settings, split_pairs
-from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
+from shardline.pipelines.tables import project_settings, split_pairs
+from shardline.trainer.base.errors import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    RestartError,
+    SettingsError,
+    error_prefix,
+)
 
 if TYPE_CHECKING:
     from shardline.pipelines.settings import Environment

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +26,9 @@ from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
-from shardline.pipelines.tables import check_tables, error_prefix, read_settings_file
-from shardline.trainer.base.deserialize import read_fields
-from shardline.trainer.base.errors import PlatformError, SettingsError
+from shardline.pipelines.tables import read_settings_file
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.errors import PlatformError, SettingsError, error_prefix
 
 TABLE = "schedules"
 
@@ -56,20 +57,18 @@ def load_schedules(path: Path) -> dict[str, Schedule]:
     content, declared = read_settings_file(path, TABLE), {}
     with error_prefix(f"{path}: "):
         tables = content.pop(TABLE, {})
-        if content:
-            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{TABLE}.NAME]")
-        check_tables({TABLE: tables})
-        check_tables(tables, f"{TABLE}.")
+        if content or not isinstance(tables, dict):
+            raise SettingsError(f"unknown key {next(iter(content), TABLE)}; write tables [{TABLE}.NAME]")
         for name, item in tables.items():
-            table = read_fields(Schedule, item, f"{TABLE}.{name}.", leave_out=("display_name",))
-            if not table["pipeline"].startswith("https://"):
-                table["pipeline"] = str(path.parent / table["pipeline"])
+            found = read(Schedule, item, f"{TABLE}.{name}", display_name=name)
+            if not found.pipeline.startswith("https://"):
+                found = replace(found, pipeline=str(path.parent / found.pipeline))
             with error_prefix(f"{TABLE}.{name}: "):
-                own = table.get("parameters", {})
-                check_json({"parameters": own})
-                if params := table.get("params"):
-                    table["parameters"] = {**read_parameters(path.parent / params), **own}
-                declared[name] = Schedule(display_name=name, **table)
+                check_json({"parameters": found.parameters})
+                if found.params:
+                    shared = read_parameters(path.parent / found.params)
+                    found = replace(found, parameters={**shared, **found.parameters})
+            declared[name] = found
     return declared
 
 

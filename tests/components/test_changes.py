@@ -40,7 +40,7 @@ SETTINGS = {"model_function": "mnist_cnn", "readers": 2, "hparams": {"filters": 
 CODE_OF_A_USER = [
     name
     for name, kind in get_type_hints(TrainSettings, include_extras=True).items()
-    if "pkg.module:" in kind.__metadata__[0]
+    if "pkg.module:" in kind.__metadata__[-1]
 ]
 A_DAY = 86_400 * 10**9
 

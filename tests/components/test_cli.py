@@ -40,7 +40,7 @@ def assert_refused(result, message):
         (["--feature", "image=a,image=b"], "--feature image is set twice: 'a' and 'b'"),
         (["--option", "split_slat=3"], "unknown key --option split_slat; did you mean --option split_salt?"),
         (["--option", "max_pixels=many"], "--option max_pixels takes a number, got 'many'"),
-        (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
+        (["--processes", 100_000], "processes must be 0 to 1,024, got 100000"),
     ],
 )
 def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message):

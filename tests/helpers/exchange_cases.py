@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.base.settings import CHOICES, TrainSettings
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import collectives, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
@@ -286,7 +286,7 @@ def main(kind, directory, *cases):
         dataset="-",
         model="-",
         cpu_devices=2 if kind == "mirrored" else 0,
-        communication=kind if kind in CHOICES["communication"] else "auto",
+        communication=kind if kind in ("tcp", "ring", "nccl") else "auto",
     )
     replicas_of = strategy.create(settings, cluster)
     collectives = Collectives(replicas_of)

@@ -38,7 +38,10 @@ def test_the_tables_are_read(tmp_path: Path) -> None:
         (UPLOAD + DEPLOY + 'accelerator_type = "NVIDIA_L4"\n', "deploy.accelerator_type and"),
         (UPLOAD + DEPLOY + "accelerator_count = 1\n", "deploy.accelerator_type and accelerator_count go"),
         (UPLOAD.replace('"digits"', "'the \"best\"'"), "model_upload.display_name must be a text without"),
-        (UPLOAD + 'tags = { Team = "a" }\n', "model_upload.tags have lower-case letters.*'Team=a'"),
+        (
+            UPLOAD + 'tags = { Team = "a" }\n',
+            "model_upload.tags must be names and values of lower-case letters.*'Team': 'a'",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:

@@ -64,11 +64,11 @@ def test_a_registry_of_a_wrong_form_is_refused() -> None:
         ('[vertex]\nprojct = "p"\n', "unknown key vertex.projct; did you mean vertex.project?"),
         ("[vertex]\nproject = 3\n", "vertex.project must be text, got 3"),
         ('[vertex]\nfile = "b"\n', "unknown key vertex.file"),
-        ("vertex = 3\n", "vertex must be a table"),
+        ("vertex = 3\n", "vertex must be a mapping with project, location"),
         ('[vertex]\nlocation = "europe-west4-a"\n', "location must be a region such as europe-west4"),
         ('[vertex]\npipeline_root = "s3://b/runs"\n', "pipeline_root must be gs://BUCKET/PATH, got 's3:"),
         ('[vertex]\nnetwork = "default"\n', "network must be projects/NUMBER/global/networks/NAME"),
-        ('[vertex]\ntags = { Team = "x" }\n', "tags have lower-case letters"),
+        ('[vertex]\ntags = { Team = "x" }\n', "vertex.tags must be names and values of lower-case letters"),
         ("[vertex\n", "is not TOML"),
     ],
 )

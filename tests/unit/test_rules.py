@@ -248,7 +248,7 @@ def test_a_gate_is_read_from_a_file(tmp_path):
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be 'bless' or 'block', got 'ask'"),
         ("undecided = 'ask'", "undecided must be 'bless' or 'block', got 'ask'"),
-        ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
+        ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be at least 1, got 0"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):

@@ -94,7 +94,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     [
         ("pausd = true", "paused"),
         ("parameters = { rate = nan }", "parameters is {'rate': nan}"),
-        ("max_run_count = 0", "max_run_count must be 1 or more, got 0"),
+        ("max_run_count = 0", "max_run_count must be at least 1, got 0"),
     ],
 )
 def test_a_key_that_is_wrong_is_named(tmp_path: Path, lines: str, word: str) -> None:

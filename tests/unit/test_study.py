@@ -140,7 +140,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     assert (empty, "args" in reduction["container_spec"]) == ({"replica_count": "0"}, False)
     # As the platform adds them, in whatever form it writes numbers.
     flags = ["--learning_rate=0.001", "--units=3", "--per_replica_batch_size=16.0", "--kind=true"]
-    training = read(TrainingSettings, argument["training"], "")
+    training = read(TrainingSettings, argument["training"])
     assert training.epochs == 3
     merged = training.with_tuned(read_flags(flags, argument["parameters"]))
     assert merged.learning_rate == 0.001

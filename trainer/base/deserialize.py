@@ -2,6 +2,8 @@
 
 `restore` and `load` take what a program wrote, and ignore keys that are no fields.
 `read` takes what a person wrote: an unknown key is an error that suggests the nearest known one.
+
+A type may have a rule for its values, `Annotated[int, Within(1)]`.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ import datetime
 import difflib
 import functools
 import math
+import re
 import reprlib
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import SettingsError, ShardlineError, printable
+from shardline.trainer.base.errors import SettingsError, ShardlineError, error_prefix, printable
 
 _T = TypeVar("_T")
 
@@ -30,7 +33,30 @@ _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     datetime.datetime: "a date and time",
 }
+#: Half of a character; a byte of a file's name that is not UTF-8 is none.
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
+
+
+class Within(NamedTuple):
+    """Range of a number, from its smallest to its largest value."""
+
+    least: float
+    most: float = math.inf
+
+    @property
+    def description(self) -> str:
+        """The range in words."""
+        return f"at least {self.least:,}" if self.most == math.inf else f"{self.least:,} to {self.most:,}"
+
+    def allows(self, value: float) -> bool:
+        """Whether a number is in the range."""
+        return self.least <= value <= self.most
+
+
+#: Numbers from 0 on, and from 1 on.
+Natural = Annotated[int, Within(0)]
+Count = Annotated[int, Within(1)]
 
 
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
@@ -53,20 +79,23 @@ def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = 
     return restore(kind, content, str(path), error, remedy)
 
 
-def read(kind: type[_T], values: Any, name: str) -> _T:
-    """Returns a dataclass from an object that a person wrote; whole floats of a STRUCT become integers.
+def read(kind: type[_T], values: Any, name: str = "", **given: Any) -> _T:
+    """Returns a dataclass from an object that a person wrote, and the fields `given`, which it may not have.
 
-    `name` is the object's name in messages, such as "data"; "" for none.
+    `name` is the object's name in messages, such as "data"; "" for none. Raises SettingsError when a key is
+    unknown or missing, or a value is of another type or refused by the dataclass.
     """
-    if not isinstance(values, Mapping):
-        raise SettingsError(f"{name} must be a mapping with {', '.join(field_types(kind))}, got {values!r}")
-    return kind(**read_fields(kind, restore_integers(values), f"{name}." if name else ""))
+    prefix = f"{name}." if name else ""
+    own = read_fields(kind, values, name, leave_out=given)
+    with error_prefix(prefix):
+        return kind(**own, **given)
 
 
 def read_options(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
     """Returns a dataclass from the fields among `values`, and its others in the mapping `values[name]`.
 
-    Raises SettingsError as `read`, and for an option that has a value of its own.
+    These are parameters, whose whole floats become integers. Raises SettingsError as `read`, and for an
+    option that has a value of its own.
     """
     own, options = own_fields(kind, values), values[name]
     if not isinstance(options, Mapping):
@@ -74,13 +103,13 @@ def read_options(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
     if twice := next((key for key in options if key in own), ""):
         raise SettingsError(f"{name} has {twice}, which has a value of its own; leave it out there")
     check_keys(options, [key for key in field_types(kind) if key not in own], f"{name}.")
-    return read(kind, {**own, **options}, "")
+    return read(kind, restore_integers({**own, **options}))
 
 
 def read_fields(
-    kind: type[Any],
-    values: Mapping[str, Any],
-    prefix: str = "",
+    kind: Any,
+    values: Any,
+    name: str = "",
     *,
     leave_out: Collection[str] = (),
     also: Collection[str] = (),
@@ -92,35 +121,33 @@ def read_fields(
     Args:
         kind: The dataclass.
         values: Values by key.
-        prefix: Prefix of a key in messages, such as "train.".
+        name: Name of their mapping in messages, such as "train"; "" for none.
         leave_out: Fields that may not be set.
         also: Further keys that are allowed, and read elsewhere.
         whole: Whether fields without a default are required.
         strict: Whether a person wrote the values; else unknown keys are ignored.
     """
-    known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
+    known = {key: hint for key, hint in _annotated_types(kind).items() if key not in leave_out}
+    prefix, wanted = f"{name}." if name else "", f" with {', '.join(known)}" if strict else ""
+    if not isinstance(values, Mapping):
+        raise _mistyped(name, f"a mapping{wanted}", values)
     if strict:
         check_keys(values, [*known, *also], prefix)
     required = [item.name for item in fields(kind) if item.default is item.default_factory is MISSING]
-    if whole and (missing := [name for name in required if name in known and name not in values]):
+    if whole and (missing := [key for key in required if key in known and key not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
-    try:
-        return {
-            key: _convert(known[key], value, f"{prefix}{key}", strict=strict)
-            for key, value in values.items()
-            if key in known
-        }
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(str(error)) from None
+    return {
+        key: _convert(known[key], value, f"{prefix}{key}", strict=strict)
+        for key, value in values.items()
+        if key in known
+    }
 
 
 def check_types(settings: Any) -> None:
     """Checks that each field of a dataclass has a value of its type; raises SettingsError otherwise."""
-    for name, kind in field_types(type(settings)).items():
-        try:
-            _convert(kind, getattr(settings, name), name, strict=True)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise SettingsError(str(error)) from None
+    kind: Any = type(settings)
+    for name, hint in _annotated_types(kind).items():
+        _convert(hint, getattr(settings, name), name, strict=True)
 
 
 def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") -> None:
@@ -141,13 +168,14 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, after: st
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:
-    """Returns the types of a dataclass's fields by name."""
-    return _field_types(kind)
+    """Returns the types of a dataclass's fields by name, without their annotations."""
+    hints = typing.get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
 
 
 @functools.cache
-def _field_types(kind: Any) -> Mapping[str, Any]:
-    hints = typing.get_type_hints(kind)
+def _annotated_types(kind: Any) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {item.name: hints[item.name] for item in fields(kind)}
 
 
@@ -169,27 +197,32 @@ def restore_integers(value: Any) -> Any:
 
 
 def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
-    """Returns a value as a field's type, `strict` if a person wrote it; else TypeError or ValueError."""
-    origin, inner, is_record = typing.get_origin(kind), typing.get_args(kind), is_dataclass(kind)
-    if kind is Any or (is_record and isinstance(value, kind)):
+    """Returns a value as a field's type, `strict` if a person wrote it; SettingsError if it is of another."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (type(kind) is type and kind not in _TYPE_NAMES and isinstance(value, kind)):
+        return value
+    if origin is Annotated:
+        value = _convert(inner[0], value, name, strict=strict)
+        for rule in inner[1:]:
+            if hasattr(rule, "allows") and not rule.allows(value):
+                raise SettingsError(f"{name} must be {rule.description}, got {value!r}")
         return value
     if origin in (types.UnionType, typing.Union):
         failures = []
         for each in inner:
             try:
                 return _convert(each, value, name, strict=strict)
-            except (TypeError, ValueError) as failure:
+            except SettingsError as failure:
                 failures.append(failure)
         raise failures[0]  # None is the last type of a union
     if origin is typing.Literal:
         if value not in inner:
-            known = f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}"
-            raise ValueError(f"{name or 'it'} must be {known}, got {reprlib.repr(value)}")
+            raise _mistyped(name, f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}", value)
         return value
-    if is_record:
-        wanted = f" with {', '.join(field_types(kind))}" if strict else ""
-        content = _check_instance(value, Mapping, f"a mapping{wanted}", name)
-        return kind(**read_fields(kind, content, f"{name}.".lstrip("."), strict=strict))
+    if is_dataclass(kind):
+        own = read_fields(kind, value, name, strict=strict)
+        with error_prefix(f"{name}." if name else ""):
+            return typing.cast(Any, kind)(**own)
     if origin is tuple:
         items = _check_instance(value, list | tuple, f"a list{_items_text(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
@@ -205,13 +238,12 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
 def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
     if kind is float and type(value) is int:
         return value if strict else float(value)  # as a person wrote it: 1, not 1.0
-    is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True
-    if is_wrong:
-        raise TypeError(f"{name or 'it'} must be {_TYPE_NAMES.get(kind, 'null')}, got {reprlib.repr(value)}")
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise _mistyped(name, _TYPE_NAMES.get(kind, "null"), value)
     if kind is int and not -(2**63) <= value < 2**63:
-        raise TypeError(f"{name or 'it'} must be a whole number of 64 bits, got {reprlib.repr(value)}")
-    if kind is str:
-        value.encode(errors="surrogateescape")  # accepts bytes of a file's name, refuses a lone surrogate
+        raise _mistyped(name, "a whole number of 64 bits", value)
+    if kind is str and _HALF.search(value):
+        raise _mistyped(name, "text without half of a character", value)
     return value
 
 
@@ -222,5 +254,9 @@ def _items_text(kind: Any) -> str:
 
 def _check_instance(value: Any, kind: Any, expected: str, name: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{name or 'it'} must be {expected}, got {reprlib.repr(value)}")
+        raise _mistyped(name, expected, value)
     return value
+
+
+def _mistyped(name: str, expected: str, value: Any) -> SettingsError:
+    return SettingsError(f"{name or 'it'} must be {expected}, got {reprlib.repr(value)}")

@@ -11,6 +11,9 @@ Every message says what was wrong, what was found, and what to do, in one line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 # Exit codes of a process:
 EXIT_FAILED = 1  # a run that failed after it had been started correctly
 EXIT_BAD_INPUT = 2  # a mistake of the user: trying again cannot help, so a job is not restarted on it
@@ -30,6 +33,15 @@ class ShardlineError(Exception):
     def line(self) -> str:
         """The message in one line of printable characters: names in it may hold control characters."""
         return printable(" ".join(str(self).split()))
+
+
+@contextmanager
+def error_prefix(prefix: str) -> Iterator[None]:
+    """Prefixes the message of an error with the file, table or key."""
+    try:
+        yield
+    except ShardlineError as error:
+        raise type(error)(f"{prefix}{error}") from None
 
 
 def page(name: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.deserialize import Count, Natural, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.plugins import KERAS_PREFIX
@@ -18,25 +18,12 @@ HISTORY_FILE = "history.csv"
 #: Settings with paths, which may differ between machines; their contents are compared instead.
 PATH_SETTINGS = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
 
-#: Allowed values of the settings that have a fixed set.
-CHOICES = {
-    "strategy": ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server"),
-    "communication": ("auto", "tcp", "ring", "nccl"),
-    "cache": ("auto", "memory", "off"),
-    "jit_compile": ("auto", "on", "off"),
-    "precision": ("float32", "bfloat16", "float16"),
-}
 #: Value of class_weights: all classes count alike.
 BALANCED = "balanced"
 # The trainer seeds with seed + 1, and NumPy takes 32 bits.
 _LARGEST_SEED = 2**32 - 2
-_AT_LEAST_ONE = (
-    "epochs",
-    "per_replica_batch_size",
-    "gradient_accumulation_steps",
-    "keep_checkpoints",
-    "peer_timeout",
-)
+#: From 0 on.
+_Number = Annotated[float, Within(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,56 +42,58 @@ class TrainSettings:
     hparams: Annotated[Mapping[str, Any], "Arguments of the model function."] = field(default_factory=dict)
     initial_model: Annotated[str, "model.keras to start from, a directory with one, or a champion_uri."] = ""
     epochs: Annotated[int, "Epochs over the training split."] = 10
-    max_steps: Annotated[int, "Steps after which training ends; 0 for no limit."] = 0
-    max_time: Annotated[float, "Seconds after which training ends; 0 for no limit."] = 0.0
-    per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
-    gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
-    learning_rate: Annotated[float, "Learning rate for the model function; 0 for its default."] = 0.0
+    max_steps: Annotated[Natural, "Steps after which training ends; 0 for no limit."] = 0
+    max_time: Annotated[_Number, "Seconds after which training ends; 0 for no limit."] = 0.0
+    per_replica_batch_size: Annotated[Count, "Examples per replica and step."] = 16
+    gradient_accumulation_steps: Annotated[Count, "Steps whose gradients are averaged into one update."] = 1
+    learning_rate: Annotated[_Number, "Learning rate for the model function; 0 for its default."] = 0.0
     class_weights: Annotated[str | Mapping[str, Any], '"balanced", or weights by class name, an object.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
     transform: Annotated[str, "pkg.module:function from a batch (x, y) to the model's input."] = ""
     allow_unexportable: Annotated[bool, "Train a model even if it cannot be loaded or exported."] = False
     callbacks: Annotated[tuple[str, ...], "pkg.module:make that returns Keras callbacks."] = ()
     early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" for none.'] = ""
-    early_stopping_patience: Annotated[int, "Epochs without improvement before training stops."] = 3
+    early_stopping_patience: Annotated[Natural, "Epochs without improvement before training stops."] = 3
     tuning_metric: Annotated[str, 'Metric reported to a tuning job after each epoch ("val_accuracy").'] = ""
-    precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
-    jit_compile: Annotated[str, "XLA compilation of the step; auto decides as `fit` does."] = "auto"
-    seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"], "Type of the computation; weights stay float32."
+    ] = "float32"
+    jit_compile: Annotated[Literal["auto", "on", "off"], "XLA compilation; auto decides as `fit` does."] = (
+        "auto"
+    )
+    seed: Annotated[int, Within(0, _LARGEST_SEED), "Seed of weights, dropout and shuffling."] = 0
     deterministic: Annotated[bool, "Use deterministic TensorFlow kernels."] = False
-    strategy: Annotated[str, "tf.distribute strategy; auto chooses by cluster and devices."] = "auto"
+    strategy: Annotated[
+        Literal["auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server"],
+        "tf.distribute strategy; auto chooses by cluster and devices.",
+    ] = "auto"
     communication: Annotated[
-        str,
+        Literal["auto", "tcp", "ring", "nccl"],
         "Exchange of gradients: tcp (Shardline's ring of sockets, auto between CPUs), or TensorFlow's ring "
         "or nccl.",
     ] = "auto"
-    cache: Annotated[str, "Cache of decoded examples; auto uses memory if there is room."] = "auto"
-    steps_per_execution: Annotated[int, "Steps between readings of the metrics; 0 for about a second."] = 0
-    checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
-    checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
-    keep_checkpoints: Annotated[int, "Number of newest checkpoints to keep."] = 3
+    cache: Annotated[
+        Literal["auto", "memory", "off"], "Cache of decoded examples; auto uses memory if there is room."
+    ] = "auto"
+    steps_per_execution: Annotated[Natural, "Steps between readings of metrics; 0 for about a second."] = 0
+    checkpoint_steps: Annotated[Natural, "Steps between checkpoints within an epoch; 0 for none."] = 0
+    checkpoint_minutes: Annotated[_Number, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
+    keep_checkpoints: Annotated[Count, "Number of newest checkpoints to keep."] = 3
     allow_new_data: Annotated[bool, "Resume even if the dataset has changed."] = False
     evaluator: Annotated[bool, "Expect an evaluator; the chief waits for its last result."] = False
-    startup_timeout: Annotated[float, "Seconds for all replicas to start."] = 600.0
-    peer_timeout: Annotated[float, "Seconds of silence after which a replica counts as lost."] = 60.0
-    grace_period: Annotated[float, "Seconds from SIGTERM to the end of the process."] = 25.0
-    stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0 for never."] = (
+    startup_timeout: Annotated[_Number, "Seconds for all replicas to start."] = 600.0
+    peer_timeout: Annotated[float, Within(1), "Seconds of silence after which a replica is lost."] = 60.0
+    grace_period: Annotated[_Number, "Seconds from SIGTERM to the end of the process."] = 25.0
+    stall_timeout: Annotated[_Number, "Seconds without progress after which a replica ends; 0 for never."] = (
         1800.0
     )
-    cpu_devices: Annotated[int, "Logical devices to divide the CPU into; 0 for one."] = 0
+    cpu_devices: Annotated[Natural, "Logical devices to divide the CPU into; 0 for one."] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field_ in fields(self):
-            name, value = field_.name, getattr(self, field_.name)
-            # `fit`, which has no dataset setting, accepts 0 epochs, as Keras does.
-            least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
-            if type(value) in (int, float) and value < least:
-                rule = f"must be at least {least}" if least else "must not be negative"
-                raise SettingsError(f"{name} {rule}, got {value}")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
+        # `fit`, which has no dataset setting, takes 0 as Keras does.
+        if self.epochs < (least := int(bool(self.dataset))):
+            raise SettingsError(f"epochs must be at least {least}, got {self.epochs}")
         if isinstance(self.class_weights, str) and self.class_weights not in ("", BALANCED):
             raise SettingsError(
                 f'class_weights must be "{BALANCED}" or an object of weights by class name such as '
@@ -112,8 +101,6 @@ class TrainSettings:
             )
         if not self.model:
             raise SettingsError("model is empty; name a built-in model or pkg.module:function")
-        if self.seed > _LARGEST_SEED:
-            raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
         if self.transform and self.class_weights:
             raise SettingsError(
                 "transform and class_weights exclude each other: return the weights from transform"

@@ -13,8 +13,8 @@ from shardline.components.validate.gate.rules import BEST, DRIFT, OFF, GateRule,
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, OF_RARE, PARTS, QUALITY
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import check_types, read_fields
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.deserialize import Count, check_types, read
+from shardline.trainer.base.errors import SettingsError, error_prefix
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split
 
@@ -92,13 +92,11 @@ class Gate:
     rules: tuple[GateRule, ...] = DEFAULT_RULES
     first_run: Policy = DEFAULT_POLICY
     undecided: Policy = DEFAULT_POLICY
-    min_slice: int = MIN_SLICE
+    min_slice: Count = MIN_SLICE
     allow_unmeasured: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.min_slice < 1:
-            raise SettingsError(f"min_slice must be a whole number from 1 on, got {self.min_slice!r}")
 
     @property
     def slide_rules(self) -> tuple[GateRule, ...]:
@@ -287,10 +285,8 @@ def read_gate(path: Path) -> Gate:
     rules = content.pop("rules", [])
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise SettingsError(f"{path} must have rules = [...], a list of texts like 'accuracy >= 0.95'")
-    try:
-        return Gate(**read_fields(Gate, content)).with_rules(rules)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+    with error_prefix(f"{path}: "):
+        return read(Gate, content).with_rules(rules)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from shardline.pipelines.check.registry import Found, rules
+from shardline.trainer.base.deserialize import Count
 from shardline.trainer.base.errors import SettingsError
 
 
@@ -27,8 +28,8 @@ class Schedule:
     pipeline: str
     params: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    max_concurrent_active_run_count: int | None = 1
-    max_run_count: int | None = None
+    max_concurrent_active_run_count: Count | None = 1
+    max_run_count: Count | None = None
     paused: bool | None = None
 
     where = "schedule"  # its name in a finding
@@ -37,9 +38,6 @@ class Schedule:
         name = self.display_name
         if not name.strip() or '"' in name or not name.isprintable():
             raise SettingsError(f"the name must be a text without quotes and line breaks, got {name!r}")
-        for field_name in ("max_concurrent_active_run_count", "max_run_count"):
-            if (count := getattr(self, field_name)) is not None and count < 1:  # 0 would be no limit
-                raise SettingsError(f"{field_name} must be 1 or more, got {count}")
 
 
 def split_zone(expression: str) -> tuple[str, str]:
