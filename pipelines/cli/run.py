@@ -166,8 +166,7 @@ def train(
     """
     from shardline.components.text import print_rows
     from shardline.pipelines.local.job.custom_job import CustomJob
-    from shardline.pipelines.local.job.injections import parse_injection
-    from shardline.pipelines.local.job.supervisor import run_job
+    from shardline.pipelines.local.job.supervisor import parse_injection, run_job
     from shardline.trainer import task
     from shardline.trainer.base import plugins
     from shardline.trainer.data import manifest as manifests

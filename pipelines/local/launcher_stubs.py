@@ -18,8 +18,7 @@ from pathlib import Path
 from shardline.components.runs import RunDirectory
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.local.job.custom_job import parse_payload, read_request
-from shardline.pipelines.local.job.injections import parse_injection
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.job.supervisor import parse_injection, run_job
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.network import CHOICES
 from shardline.trainer.base import files

@@ -27,8 +27,7 @@ import yaml
 from shardline.components import text as summary
 from shardline.components.runs import Run, RunDirectory, State, TaskLog, split_replica
 from shardline.pipelines.local import execute
-from shardline.pipelines.local.job.injections import parse_injection
-from shardline.pipelines.local.job.replica import LineBuffer
+from shardline.pipelines.local.job.supervisor import LineBuffer, parse_injection
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path

@@ -19,9 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardline.components.text import truncate
-from shardline.components.vertex.client import Platform, call_api, list_all, platform_errors
+from shardline.components.vertex.client import (
+    Platform,
+    RefusalKind,
+    call_api,
+    list_all,
+    platform_errors,
+    refusal_kind,
+)
 from shardline.components.vertex.payload import mapping_at
-from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request

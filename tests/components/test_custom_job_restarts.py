@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.job import injections
-from shardline.pipelines.local.job.injections import parse_injection
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.job import supervisor
+from shardline.pipelines.local.job.supervisor import parse_injection, run_job
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.trainer.base.progress import Event
 from tests.helpers.jobs import make_job
@@ -188,7 +187,7 @@ def test_a_preempted_replica_saves_and_comes_back(
 def test_a_preempted_replica_has_only_the_grace(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(injections, "PREEMPTION_GRACE_S", 0.3)
+    monkeypatch.setattr(supervisor, "PREEMPTION_GRACE_S", 0.3)
     program = f"""
         number = start_number({str(tmp_path)!r})
         if number == 1:

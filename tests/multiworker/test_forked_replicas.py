@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.injections import parse_injection
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.job.supervisor import parse_injection, run_job
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.start import Program, forkable_program
 from tests.helpers.datasets import write_dataset

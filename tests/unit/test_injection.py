@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardline.pipelines.local.job.injections import Injection, parse_injection
+from shardline.pipelines.local.job.supervisor import Injection, parse_injection
 from shardline.trainer.base.errors import SettingsError
 
 

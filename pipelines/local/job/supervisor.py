@@ -1,28 +1,48 @@
-"""Supervisor of a custom job on this machine: starts, watches, restarts and stops its replicas."""
+"""Supervisor of a custom job on this machine: starts, watches, restarts and stops its replicas.
+
+It injects the failures of --inject, too: kills and preemptions of replicas of a running job.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import datetime
-import math
+import fcntl
+import os
+import re
+import secrets
+import select
 import selectors
+import shutil
+import signal
+import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardline.components.text import table, timestamp
+from shardline.components.vertex.payload import ROLES
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
-from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
-from shardline.pipelines.local.job.replica import Replica, make_launches
 from shardline.pipelines.local.process import processes, start
-from shardline.pipelines.local.process.network import NO_NETWORK, job_network
-from shardline.pipelines.local.process.processes import ProcessFailedError
-from shardline.trainer.base import files, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
+from shardline.pipelines.local.process.network import NO_NETWORK, UNREACHABLE, job_network
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, ProcessFailedError, with_safe_path
+from shardline.pipelines.local.process.start import Launch
+from shardline.trainer.base import crash, files, progress
+from shardline.trainer.base.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_RESTART,
+    PipelineError,
+    RunError,
+    SettingsError,
+)
 from shardline.trainer.base.progress import Event
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, SECRET_VARIABLE, without_proxy
 
 #: Seconds that workers have to end by themselves after the chief has succeeded.
 _WORKERS_END_S = 2.0
@@ -31,11 +51,15 @@ _BRIEF_GRACE_S = 1.0
 #: Exit codes of user errors, without a retry: the last two are a command that cannot be executed. The
 #: trainer's fail-fast marker would end the next attempt, too; here the error of any program ends the job.
 _USER_ERRORS = (EXIT_BAD_INPUT, 126, 127)
+#: Seconds between the notice and the end of a preempted SPOT machine.
+PREEMPTION_GRACE_S = 30.0
+#: Form of --inject.
+_INJECTION = re.compile(rf"(preempt|kill):({'|'.join(ROLES)})(?::(\d+))?@(?:step=(\d+)|t=(\d+(?:\.\d+)?)s)")
 
 #: Replicas that have ended, with their exit status.
-Ended = list[tuple[Replica, int]]
+Ended = list[tuple["Replica", int]]
 #: Starts the replica of that name, which reports its events to the function.
-Start = Callable[[str, Callable[[Event], None]], Replica]
+Start = Callable[[str, Callable[[Event], None]], "Replica"]
 
 
 def run_job(
@@ -175,7 +199,7 @@ class _RunningJob:
         self._awaited: set[str] = set()
         self._running: dict[str, Replica] = {}
         self._selector = selectors.DefaultSelector()
-        self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
+        self._deadline = time.monotonic() + (inf if job.timeout is None else job.timeout)
 
     def run(self) -> None:
         """Starts the replicas, returns when the job has succeeded, and stops all that still run."""
@@ -336,3 +360,243 @@ def _job_failure(replica: Replica, code: int) -> ProcessFailedError:
         return ProcessFailedError(error.text + hint, error.exit_code)
     message = f"{_describe_end(replica, code)} (its log: {replica.log}){hint}"
     return ProcessFailedError(message, EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED)
+
+
+class Injection(NamedTuple):
+    """A failure of a replica, kill or preempt, at a training step or seconds after the start of the job."""
+
+    action: str
+    replica: str
+    step: float = inf
+    seconds: float = inf
+
+
+def parse_injection(text: str) -> Injection:
+    """Parses the text of --inject; raises SettingsError for another form."""
+    if (match := _INJECTION.fullmatch(text)) is None:
+        raise SettingsError(f"--inject takes preempt:worker:0@step=30 or kill:chief@t=5s, got {text!r}")
+    action, role, index, step, seconds = match.groups()
+    return Injection(action, f"{role}-{int(index or 0)}", float(step or inf), float(seconds or inf))
+
+
+class FaultInjector:
+    """The injections of one job that starts now; `step` is how many steps its replicas have trained.
+
+    Raises PipelineError when an injection names a replica that is not among `names`.
+    """
+
+    def __init__(self, injections: Sequence[Injection], names: Sequence[str], topic: str) -> None:
+        for each in injections:
+            if each.replica not in names:
+                known = ", ".join(names)
+                raise PipelineError(f"--inject names {each.replica}, but the job's replicas are {known}")
+        self.step = 0
+        self._topic, self._waiting, self._began = topic, list(injections), time.monotonic()
+        self._reclaimed: dict[Replica, float] = {}
+
+    @property
+    def next_time(self) -> float:
+        """Time of the next call of `act`, by the monotonic clock."""
+        return min([*(self._began + each.seconds for each in self._waiting), *self._reclaimed.values(), inf])
+
+    def act(self, running: Mapping[str, Replica]) -> None:
+        """Injects the failures that are due into the running replicas."""
+        now = time.monotonic()
+        seconds = now - self._began
+        for each in [it for it in self._waiting if self.step >= it.step or seconds >= it.seconds]:
+            self._waiting.remove(each)
+            replica, words = running.get(each.replica), f"injected: {each.action} {each.replica}"
+            progress.report(self._topic, words if replica else f"not {words}, which has ended")
+            if replica and each.action == "kill":
+                replica.kill()
+            elif replica:
+                replica.preempted = True
+                replica.stop()
+                self._reclaimed[replica] = now + PREEMPTION_GRACE_S
+        for replica in [replica for replica, end in self._reclaimed.items() if end <= now]:
+            del self._reclaimed[replica]
+            if running.get(replica.name) is replica:  # otherwise it has ended in time
+                replica.kill()
+
+    def end(self) -> None:
+        """Reports the failures that were not injected."""
+        for each in self._waiting:
+            when = f"step {each.step:g}" if each.step < inf else f"{each.seconds:g} s"
+            what = f"{each.action} {each.replica} at {when}"
+            progress.report(self._topic, f"not injected: {what}; the job ended first")
+
+
+def make_launches(
+    job: CustomJob, network: tuple[Sequence[str], Sequence[int]], temporary: Path, log_directory: Path
+) -> dict[str, Launch]:
+    """Returns the launch of each replica by name, the chief first.
+
+    Its environment is this process's, overridden by the pool's and the platform's. Temporary files go
+    to the directory `temporary`, crash files next to the logs, unless the job is part of a run. Raises
+    PipelineError when there is no such command on this machine.
+    """
+    addresses, namespaces = network
+    job_id, secret = f"{time.time_ns()}", secrets.token_hex()
+    inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
+    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
+    # "python3" in a replica's command is the Python of this environment.
+    inherited["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+    inherited |= {"PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+    launches = {}
+    for member in cluster.replicas(job):
+        pool = job.worker_pools[member.pool]
+        # Without what describes the platform's machines.
+        own = {name: value for name, value in pool.variables.items() if name != ACCELERATORS_VARIABLE}
+        env = {
+            **with_safe_path(inherited | own),
+            **cluster.environment(job, member, addresses, job_id),
+            **without_proxy(os.environ | own, addresses),
+            SECRET_VARIABLE: secret,
+            progress.EVENTS_VARIABLE: progress.secret(),
+        }
+        if shutil.which(pool.argv[0], path=env["PATH"]) is None:
+            raise PipelineError(
+                f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
+                "install it, or correct the command in container_spec"
+            )
+        launches[member.name] = Launch(pool.argv, env, namespaces)
+    return launches
+
+
+class LineBuffer:
+    """Buffers the bytes of one stream until a line is complete; one above 1 MiB is passed on in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Takes bytes and returns the lines that they complete, without line ends."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > 1 << 20:
+            whole.append(self._rest)
+            self._rest = b""
+        return [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
+
+    def flush(self) -> list[str]:
+        """Returns the last line when the stream has ended without a line end."""
+        return self.feed(b"\n") if self._rest else []
+
+
+class Replica:
+    """A running replica, named by role and number, as in "worker-0".
+
+    Its `control` becomes readable when it has ended (see `guardian`); `pipe` is the descriptor of its
+    standard output and standard error. Every line goes to the log file, events (`trainer.base.progress`) as
+    readable lines. Events are passed on, the first error is kept until the end of the job, and every other
+    line is shown, unless `muted`. It is `preempted` once it has the notice of a preemption. After `finish`,
+    `peak_memory` is the largest resident set of any of its processes, in bytes. `started` is a time of the
+    monotonic clock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Launch,
+        log: Path,
+        show: ShowLine,
+        report: Callable[[Event], None],
+        server: str,
+    ) -> None:
+        """Starts the replica, and opens the log file to append.
+
+        `show` receives name and line, `report` all events but errors; `server` is the path of the fork
+        server's socket, or "" (see `start`).
+        """
+        self.name = name
+        self.log = log
+        self.error: Event | None = None
+        self.muted = False
+        self.reports_no_network = False
+        self.isolated = bool(launch.namespaces)  # in its job's own network
+        self.preempted = False
+        self.peak_memory = 0
+        self._show = show
+        self._report = report
+        self._buffer = LineBuffer()
+        self._file = log.open("a", encoding="utf-8")
+        self.started = time.monotonic()
+        self.pipe, printed = os.pipe()
+        self.control, guardians = socket.socketpair()
+        os.set_blocking(self.pipe, False)
+        try:
+            self._pid = start.spawn(server, launch, printed, guardians.fileno())
+        finally:
+            os.close(printed)
+            guardians.close()
+
+    @property
+    def is_user_error(self) -> bool:
+        """Whether the replica has reported a user error."""
+        return self.error is not None and self.error.exit_code == EXIT_BAD_INPUT
+
+    @property
+    def age(self) -> float:
+        """Seconds since the replica was started."""
+        return time.monotonic() - self.started
+
+    def read(self) -> bool:
+        """Reads available output; returns whether more may come."""
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return True
+        self._handle(self._buffer.feed(data))
+        return bool(data)
+
+    def stop(self) -> None:
+        """Asks every process of the replica to end (SIGTERM)."""
+        self._signal_group(signal.SIGTERM)
+        self._signal_group(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills every process of the replica, in any session."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.control.shutdown(socket.SHUT_WR)
+
+    def finish(self) -> int:
+        """Kills the remaining processes, reads the last output, and returns the exit status."""
+        self.kill()
+        report = b""
+        if select.select([self.control], [], [], 2.0)[0]:  # time to kill its process
+            with contextlib.suppress(ConnectionError):
+                report = self.control.recv(64)
+        if not report:  # the guardian itself was killed
+            self._signal_group(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # a child of the fork server
+            os.waitpid(self._pid, 0)
+        code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
+        self.peak_memory = memory * 1024
+        # At most the capacity of the pipe: more can only come from an escaped process.
+        remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
+        with contextlib.suppress(BlockingIOError):
+            while remaining > 0 and (data := os.read(self.pipe, remaining)):
+                self._handle(self._buffer.feed(data))
+                remaining -= len(data)
+        self._handle(self._buffer.flush())
+        self._file.close()
+        self.control.close()
+        os.close(self.pipe)
+        return code
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signum)
+
+    def _handle(self, lines: list[str]) -> None:
+        for line in lines:
+            event = progress.parse(line)
+            self.reports_no_network = self.reports_no_network or UNREACHABLE.search(line) is not None
+            self._file.write((line if event is None else progress.render(event)) + "\n")
+            if event is None:
+                if not self.muted:
+                    self._show(self.name, line)
+            elif event.kind != "error":
+                self._report(event)
+            elif self.error is None:
+                self.error = event
+        self._file.flush()
