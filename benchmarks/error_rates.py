@@ -21,13 +21,12 @@ from benchmarks.simulated import (
     probabilities,
     right_answers,
     verdict,
+    verdict_by_best,
     verdict_of_counts,
-    verdict_on_slide,
 )
 from shardline.components.model_store.champions import Version
-from shardline.components.validate.gate.champion import compare_with_past
-from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.champion import compare_with_best
+from shardline.components.validate.gate.rules import Gate, GateRule, parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import number_groups
@@ -69,25 +68,25 @@ def coverage(n: int, draws: int, seed: int) -> dict[str, Array]:
     return missed
 
 
-# 3. The slow slide.
+# 3. The slow regression over time.
 
-#: Rules about a slide that are tried next to `champion`: none, and the default one.
-SLIDE_RULES = ("", "slide: accuracy >= best(8) (within 0.01)")
+#: Rules about a regression over time that are tried next to `champion`: none, and the default one.
+BEST_RULES = ("", "best: accuracy >= best(8) (within 0.01)")
 
 
 @dataclass(frozen=True)
-class Slide:
-    """One simulated pipeline: week of the first stop by any rule and by `slide`, infinity for never.
+class Stops:
+    """One simulated pipeline: week of the first stop by any rule and by `best`, infinity for never.
 
     `loss` is how much worse the champion of the last week is than the first, in truth.
     """
 
     any: float
-    slide: float
+    best: float
     loss: float
 
 
-def slide(n: int, weekly: float, rule: str, fixed: bool, seed: int, weeks: int = 104) -> Slide:
+def simulate_pipeline(n: int, weekly: float, rule: str, fixed: bool, seed: int, weeks: int = 104) -> Stops:
     """Simulates weekly retraining, judged by the rules `champion` and `rule`, if any.
 
     Each week's model is truly worse than the week before by `weekly`, whether or not that one was published;
@@ -95,35 +94,35 @@ def slide(n: int, weekly: float, rule: str, fixed: bool, seed: int, weeks: int =
     new ones each week.
     """
     random = np.random.default_rng((seed, n))
-    slides = Gate(rules=parse_rules([rule] if rule else [])).slide_rules
+    rules = parse_rules([rule] if rule else [])
     unseen = np.zeros(n, np.bool_)
-    ideal, stops = ideal_answers(random, n), dict.fromkeys(("step", "slide"), np.inf)
+    ideal, stops = ideal_answers(random, n), dict.fromkeys(("step", "best"), np.inf)
 
     @cache
     def answers(week: int, tested: int) -> Answers:
         return Answers(right_answers(random, ideal, weekly * week))
 
-    def former(tested: int, version: Version) -> tuple[Any, Array]:
+    def predict(tested: int, version: Version) -> tuple[Any, Array]:
         return answers(int(version.version), tested).outcomes, unseen
 
     last = [Version("0", "", "", metrics=answers(0, 0).metrics)]
     for week in range(1, weeks + 1):
         ideal, tested = (ideal, 0) if fixed else (ideal_answers(random, n), week)
         model, champion = answers(week, tested), answers(int(last[0].version), tested)
-        past = compare_with_past(model, last, slides, partial(former, tested))
+        best = compare_with_best(model, last, rules, partial(predict, tested))
         verdicts = {"step": verdict_of_counts(CHAMPION_RULE, n, *model.counts(champion))}
-        if past:
-            verdicts["slide"] = verdict_on_slide(rule, n, past["accuracy"])
+        if best:
+            verdicts["best"] = verdict_by_best(rule, n, best["accuracy"])
         failed = [name for name, verdict in verdicts.items() if verdict == "failed"]
         stops |= {name: min(stops[name], week) for name in failed}
         if not failed:
             last = [Version(f"{week}", "", "", metrics=model.metrics), *last]
-    return Slide(min(stops.values()), stops["slide"], weekly * int(last[0].version))
+    return Stops(min(stops.values()), stops["best"], weekly * int(last[0].version))
 
 
-def slides(n: int, weekly: float, rule: str, fixed: bool, pipelines: int) -> list[Slide]:
+def simulate_pipelines(n: int, weekly: float, rule: str, fixed: bool, pipelines: int) -> list[Stops]:
     """Simulates a number of pipelines."""
-    return [slide(n, weekly, rule, fixed, seed) for seed in range(pipelines)]
+    return [simulate_pipeline(n, weekly, rule, fixed, seed) for seed in range(pipelines)]
 
 
 # 4. Ten slices.
@@ -151,7 +150,7 @@ def slices(n: int, lost: float, draws: int) -> dict[str, float]:
         ours, theirs = (classes(true, 1 - right.astype(np.int64), columns=columns) for right in both)
         whole = evaluate({"label": ours}, {"label": theirs})
         for name, rules in SLICE_RULES.items():
-            found[name] += not judge(whole, Gate(rules=parse_rules(rules))).blessed
+            found[name] += not judge(whole, parse_rules(rules)).blessed
     return {name: count / draws for name, count in found.items()}
 
 
@@ -250,9 +249,9 @@ def rare(n: int, share: float, draws: int) -> dict[str, dict[str, float]]:
     A random one says so to that share of the examples; a balanced one, as trained with class_weights =
     "balanced", ranks with an ROC AUC of 0.76 and says so too often.
     """
-    random, rules = np.random.default_rng((n, round(100 * share))), dict[str, Gate]()
+    random, rules = np.random.default_rng((n, round(100 * share))), dict[str, tuple[GateRule, ...]]()
     for metric in RARE_METRICS:
-        rules[metric] = Gate(rules=parse_rules([f"{metric} > baseline (p < 0.025)"]))
+        rules[metric] = parse_rules([f"{metric} > baseline (p < 0.025)"])
     found = {model: dict.fromkeys(rules, 0.0) for model in ("random", "balanced")}
     label = Label("label", CLASS, ("No", "Yes"))
     for _ in range(draws):
@@ -266,8 +265,8 @@ def rare(n: int, share: float, draws: int) -> dict[str, dict[str, float]]:
             each = ClassOutcomes(label, true, outputs, {}, predicted=outputs.argmax(axis=1))
             measured: dict[str, Any] = {"metrics": each.score(), "baseline": each.baseline(None)}
             whole = Evaluation(fingerprint="", split="test", examples=n, label="label", **measured)
-            for metric, gate in rules.items():
-                found[model][metric] += judge(whole, gate).blessed / draws
+            for metric, parsed in rules.items():
+                found[model][metric] += judge(whole, parsed).blessed / draws
     return found
 
 
@@ -279,14 +278,14 @@ def defaults(kinds: Sequence[str], n: int, draws: int) -> dict[str, float]:
     random, found = np.random.default_rng((n, len(kinds))), {"any": 0.0}
     labels = [Label(f"label{index}", kind, ("a", "b", "c")) for index, kind in enumerate(kinds)]
     labels = [replace(it, outputs=("number",)) if it.kind == REGRESSION else it for it in labels]
-    gate = Gate().for_labels(labels)
+    rules = Gate().for_labels(labels)
     for _ in range(draws):
         models: list[dict[str, Any]] = [{}, {}, {}]  # the new one, the champion, the best of the last ones
         for label in labels:
             drawn = numbers(random, n, 3) if label.kind == REGRESSION else probabilities(random, n, 3)[1]
             for model, each in zip(models, drawn, strict=True):
                 model[label.name] = replace(each, label=label)
-        blessing = judge(evaluate(*models), gate)
+        blessing = judge(evaluate(*models), rules)
         found["any"] += not blessing.blessed
         for name in {rule.name for rule in blessing.rules if rule.verdict == "failed"}:
             found[name] = found.get(name, 0) + 1

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.error_rates import (
+    BEST_RULES,
     METRICS,
     RARE_METRICS,
     SLICE_RULES,
-    SLIDE_RULES,
     coverage,
     defaults,
     grouped,
     rare,
+    simulate_pipelines,
     slices,
-    slides,
     tables,
 )
 from benchmarks.simulated import DIFFER, shares_of_verdicts
@@ -94,25 +94,23 @@ def print_coverage(run: Run, draws: int) -> None:
         print_table(["test examples", "metric", *head], rows)
 
 
-def print_slide(run: Run, draws: int) -> None:
+def print_regression(run: Run, draws: int) -> None:
     """Prints when a slowly worsening pipeline is stopped, and how often one that loses nothing."""
-    shapes = [
-        (n, rule, fixed) for rule in SLIDE_RULES for n in (167, 1_000, 5_000) for fixed in (True, False)
-    ]
+    shapes = [(n, rule, fixed) for rule in BEST_RULES for n in (167, 1_000, 5_000) for fixed in (True, False)]
     cases = [(n, weekly, rule, fixed, draws // 10) for n, rule, fixed in shapes for weekly in (0.003, 0.0)]
-    found, rows = iter(run(slides, cases)), []
+    found, rows = iter(run(simulate_pipelines, cases)), []
     for n, rule, fixed in shapes:
         losing, steady = next(found), next(found)
-        weeks = [_weeks([it.slide for it in losing]), _weeks([it.any for it in losing])]
+        weeks = [_weeks([it.best for it in losing]), _weeks([it.any for it in losing])]
         lost = f"{100 * float(np.mean([it.loss for it in losing])):.1f}"
         stopped = [
             percent(float(np.isfinite([getattr(it, name) for it in steady]).mean()))
-            for name in ("slide", "any")
+            for name in ("best", "any")
         ]
         examples = [f"{n:,}", "the same" if fixed else "new"]
         rows.append([f"`champion`, `{rule}`" if rule else "`champion`", *examples, *weeks, lost, *stopped])
-    weeks = ["stopped by slide, week (median / 90 %)", "by any", "points lost after 104 weeks"]
-    print_table(["rules", "test examples", "each week", *weeks, "no loss: by slide", "by any"], rows)
+    weeks = ["stopped by best, week (median / 90 %)", "by any", "points lost after 104 weeks"]
+    print_table(["rules", "test examples", "each week", *weeks, "no loss: by best", "by any"], rows)
 
 
 def _weeks(stops: Sequence[float]) -> str:
@@ -205,8 +203,8 @@ def rows_of_models() -> list[str]:
         rows.append(
             ("equal, 20 patients with 50 visits", f"`champion` over {counted}", f"{percent(share)} blocked")
         )
-    weeks = _weeks([each.slide for each in slides(1_000, 0.003, SLIDE_RULES[1], True, FEW // 4)])
-    rows.append(("0.3 points worse each week, 1,000 test examples", "`slide`", f"stopped in week {weeks}"))
+    weeks = _weeks([each.best for each in simulate_pipelines(1_000, 0.003, BEST_RULES[1], True, FEW // 4)])
+    rows.append(("0.3 points worse each week, 1,000 test examples", "`best`", f"stopped in week {weeks}"))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -214,7 +212,7 @@ TABLES = {
     "equal": print_equal,
     "defaults": print_defaults,
     "coverage": print_coverage,
-    "slide": print_slide,
+    "best": print_regression,
     "slices": print_slices,
     "grouped": print_grouped,
     "tables": print_tables,

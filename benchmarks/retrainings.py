@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from shardline.components.validate.gate.gate import CHAMPION, LABEL_RULES, Gate
+from shardline.components.validate.gate.rules import CHAMPION, LABEL_RULES
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import ClassOutcomes
@@ -109,14 +109,14 @@ def verdicts(true: Any, champions: Any, models: Any, n: int) -> Iterator[tuple[s
     """Yields the verdicts of the rule `champion` on draws of n test examples, without and with log loss."""
     random = np.random.default_rng(n)
     label = Label("label", CLASS, tuple(map(str, range(true.max() + 1))))
-    gate = Gate(tuple(rule for rule in LABEL_RULES[CLASS] if rule.name == CHAMPION))
+    rules = [rule for rule in LABEL_RULES[CLASS] if rule.name == CHAMPION]
     for theirs, ours in ((theirs, ours) for theirs in champions for ours in models):
         for _ in range(DRAWS):
             rows = random.choice(len(true), n, replace=False)
             model, champion = (outcomes(label, true[rows], each[rows]) for each in (ours, theirs))
             whole = replace(evaluation(model), champion=evaluation(champion), leads=model.leads(champion))
             without = replace(whole, leads={"accuracy": whole.leads["accuracy"]})
-            yield judge(without, gate).rules[0].verdict, judge(whole, gate).rules[0].verdict
+            yield judge(without, rules).rules[0].verdict, judge(whole, rules).rules[0].verdict
 
 
 def row(true: Any, champions: Any, models: Any) -> str:

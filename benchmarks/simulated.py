@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Lead, PastLead, join
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Lead, join
 from shardline.components.validate.metrics.intervals import paired_share
 from shardline.components.validate.metrics.metrics import MAIN
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
@@ -81,10 +80,10 @@ def evaluate(
     whole = replace(whole, metrics={**whole.metrics, "examples": whole.examples})
     if champion is None:
         return whole
-    leads, past = _leads(whole, outcomes, champion), {}
+    leads, best = _leads(whole, outcomes, champion), {}
     for name, lead in _leads(whole, outcomes, best or {}).items():
-        past[name] = PastLead("best", 8, whole.metrics.get(name, 0.0) - lead.difference, lead)
-    return replace(whole, champion=evaluate(champion), leads=leads, past=past)
+        best[name] = BestLead("best", 8, whole.metrics.get(name, 0.0) - lead.difference, lead)
+    return replace(whole, champion=evaluate(champion), leads=leads, best=best)
 
 
 def _leads(
@@ -105,7 +104,7 @@ def _all(outcomes: Outcomes) -> Array:
 
 
 def verdict(
-    rule: str, kind: str, n: int, values: Sequence[float], lead: Lead, past: PastLead | None = None
+    rule: str, kind: str, n: int, values: Sequence[float], lead: Lead, best: BestLead | None = None
 ) -> str:
     """Returns the gate's verdict by one rule about the main metric of a model and the champion."""
     ours, theirs = (
@@ -114,9 +113,9 @@ def verdict(
         )
         for value in values
     )
-    past_leads = {MAIN[kind]: past} if past else {}
-    whole = replace(ours, champion=theirs, leads={MAIN[kind]: lead}, past=past_leads)
-    return judge(whole, Gate(rules=parse_rules([rule]))).rules[0].verdict
+    best_leads = {MAIN[kind]: best} if best else {}
+    whole = replace(ours, champion=theirs, leads={MAIN[kind]: lead}, best=best_leads)
+    return judge(whole, parse_rules([rule])).rules[0].verdict
 
 
 # Pairs of counts: examples that only the model, and only the champion, answers rightly.
@@ -141,14 +140,14 @@ def verdict_of_counts(rule: str, n: int, ours: int, theirs: int) -> str:
 
 
 @cache
-def verdict_on_slide(rule: str, n: int, past: PastLead) -> str:
-    """Returns the gate's verdict by a rule about a slow slide."""
-    lead = past.lead or lead_of_counts(n, 0, 0)
-    return verdict(rule, CLASS, n, ((past.value or 0.0) + lead.difference, 0.0), lead, past)
+def verdict_by_best(rule: str, n: int, best: BestLead) -> str:
+    """Returns the gate's verdict by a rule about a slow regression."""
+    lead = best.lead or lead_of_counts(n, 0, 0)
+    return verdict(rule, CLASS, n, ((best.value or 0.0) + lead.difference, 0.0), lead, best)
 
 
 class Answers:
-    """What `compare_with_past` takes of a model: its accuracy, and its lead over another one."""
+    """What `compare_with_best` takes of a model: its accuracy, and its lead over another one."""
 
     def __init__(self, right: Array) -> None:
         self.right, self.metrics = right, {"accuracy": float(right.mean())}

@@ -25,7 +25,7 @@ from shardline.components.runs import Run, RunDirectory
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import OPTIONS, TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
-from shardline.components.validate.gate.gate import GateSettings
+from shardline.components.validate import Gate
 from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_parameters, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
@@ -79,7 +79,7 @@ _OPTIONS: dict[str, tuple[Any, Collection[str]]] = {
         [key for key in field_types(PreprocessSettings) if key != "readers"],
     ),
     "train_options": (TrainSettings, OPTIONS),
-    "gate_options": (GateSettings, field_types(GateSettings)),
+    "gate_options": (Gate, field_types(Gate)),
 }
 #: Types of the fields, as those of parameters.
 _KINDS: dict[Any, str] = {
@@ -252,7 +252,7 @@ def check_values(
     """
     data, training, gate = _settings(parameters)
     if known := data.known_labels:
-        gate.gate.for_labels(known)
+        gate.for_labels(known)
     function = plugins.import_string(training.model_function)
     absent = packed if here else None
     _check_plugin(function, "model", ModelError, absent)
@@ -290,7 +290,7 @@ def _check_plugin(
         plugins.check_reference(reference, kind, error)
 
 
-def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:
+def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, Gate]:
     try:
         return read_settings({**parameters, "model_function": parameters["model"], "readers": 1})
     except KeyError as missing:
@@ -302,7 +302,7 @@ def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, Traini
 
 def rehearsal_arguments(
     spec: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> tuple[TrainingSettings, GateSettings, int, int]:
+) -> tuple[TrainingSettings, Gate, int, int]:
     """Returns the inputs of a rehearsal of one of our pipelines: settings, readers and parameter_servers.
 
     Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and

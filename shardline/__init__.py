@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardline.components.preprocess.sources.example import Example as Example
     from shardline.components.preprocess.sources.example import Source as Source
     from shardline.components.preprocess.sources.example import Span as Span
-    from shardline.components.validate.gate.gate import Gate as Gate
+    from shardline.components.validate import Gate as Gate
     from shardline.components.validate.validation import validate as validate
     from shardline.pipelines.compile import compile_pipeline as compile_pipeline
     from shardline.pipelines.local.launch import launch as launch
@@ -48,7 +48,7 @@ _MODULES = {
     "shardline.components.preprocess.run": ("preprocess",),
     "shardline.components.preprocess.settings": ("PreprocessSettings",),
     "shardline.components.preprocess.sources.example": ("BadExample", "Example", "Source", "Span"),
-    "shardline.components.validate.gate.gate": ("Gate",),
+    "shardline.components.validate": ("Gate",),
     "shardline.components.validate.validation": ("validate",),
     "shardline.pipelines.compile": ("compile_pipeline",),
     "shardline.pipelines.local.launch": ("launch",),

@@ -39,8 +39,7 @@ from shardline.components.storage import (
 from shardline.components.text import quality, truncate
 from shardline.components.text import size as size_text
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.export.formats import check_formats
-from shardline.components.validate.gate.gate import GateSettings
+from shardline.components.validate import Gate, check_formats
 from shardline.trainer.base import code, crash, files, plugins
 from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore, restore_integers
 from shardline.trainer.base.errors import (
@@ -232,13 +231,13 @@ class Changes(NamedTuple):
     still_blessed: bool = False
 
 
-def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, GateSettings]:
+def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, Gate]:
     """Returns the settings of all steps from parameters of `detect_changes`; SettingsError for wrong ones."""
     training = {**own_fields(TrainingSettings, values), "options": values["train_options"]}
     return (
         read_options(PreprocessSettings, values, "data_options"),
         read(TrainingSettings, restore_integers(training)),
-        read_options(GateSettings, values, "gate_options"),
+        read_options(Gate, values, "gate_options"),
     )
 
 
@@ -255,7 +254,7 @@ def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: st
     data, training, gate = read_settings({**given, "source": source})
     # Fail before the training, which takes hours.
     _check_export(gate.formats, data)
-    gate.gate.check_champion(gate.champion_uri)
+    gate.check_champion()
     _check_rules(gate, data)
     champions.refuse_container_path("champion_uri", gate.champion_uri)
     champions.refuse_container_path("history_uri", history_uri)
@@ -282,7 +281,7 @@ def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: st
 
 
 def _settings(
-    data: PreprocessSettings, training: TrainingSettings, gate: GateSettings, source: str
+    data: PreprocessSettings, training: TrainingSettings, gate: Gate, source: str
 ) -> dict[str, Any]:
     """Returns all that a result depends on by name, as JSON gives it back; `source` has its {date}."""
     settings = {**vars(data), **vars(training), **training.options, **vars(gate), "source": source}
@@ -313,10 +312,10 @@ def _check_export(formats: Sequence[str], data: PreprocessSettings) -> None:
         check_formats(formats, table="image" not in table.types)
 
 
-def _check_rules(gate: GateSettings, data: PreprocessSettings) -> None:
+def _check_rules(gate: Gate, data: PreprocessSettings) -> None:
     """Refuses a rule about a metric that the labels do not have, if they are known before preprocessing."""
     known = data.known_labels
-    if not known and (gate.rules or gate.min_accuracy):
+    if not known and gate.rules:
         from shardline.components.preprocess.plan.survey import check_labels
 
         # Other sources are read from end to end for their labels.
@@ -324,7 +323,7 @@ def _check_rules(gate: GateSettings, data: PreprocessSettings) -> None:
             with plugins.calling("the source failed", SourceError):
                 known = check_labels(open_source(data, schema.read(data.schema) if data.schema else None))
     if known:
-        gate.gate.for_labels(known)
+        gate.for_labels(known)
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[RecordedRun | None, str]:

@@ -18,7 +18,7 @@ from shardline.components.changes.detection import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.gate.gate import GateSettings
+from shardline.components.validate import Gate
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.deserialize import own_fields, read, read_options, restore_integers
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
@@ -73,7 +73,7 @@ def rehearse_run(
     rehearse(
         Path(dataset.path),
         checked,
-        read_options(GateSettings, settings, "gate_options"),
+        read_options(Gate, settings, "gate_options"),
         readers=readers,
         parameter_servers=parameter_servers,
         manifest=manifest,
@@ -123,7 +123,7 @@ def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainingSett
 def rehearse(
     dataset: Path,
     training: TrainingSettings,
-    gate: GateSettings,
+    gate: Gate,
     *,
     readers: int = 1,
     parameter_servers: int = 0,
@@ -145,7 +145,7 @@ def rehearse(
 
     started = time.monotonic()
     manifest = manifest or manifests.load_whole(dataset)
-    gate.gate.check(manifest, gate.champion_uri, gate.formats)
+    gate.for_dataset(manifest)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
     settings = training.trainer_settings(dataset=str(dataset), default_batch_size=1)
@@ -170,7 +170,7 @@ def rehearse(
     )
 
 
-def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
+def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: Gate) -> None:
     """Exports a model, measures the export and the champion, and raises for rules that cannot be judged."""
     from shardline.components.validate.evaluate import Examples, measure
     from shardline.components.validate.export.formats import measure_formats
@@ -181,7 +181,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     from shardline.components.validate.validation import export_trained
 
     examples, out = Examples(dataset, manifest), model / "exported"
-    rules = gate.gate.for_labels(manifest.labels, examples.split)
+    rules = gate.for_labels(manifest.labels, examples.split)
     export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
@@ -193,14 +193,14 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     champion = ChampionEvaluation(measured.evaluation)
     if gate.champion_uri:
         champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
-        needed = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
-        if needed and champion.absence and not champion.absence.first:
-            raise ModelError(f"the champion cannot be compared with: {champion.absence.text}")
+        needed = any(rule.reference == "champion" and rule.operator != OFF for rule in rules)
+        if needed and champion.missing and not champion.missing.first:
+            raise ModelError(f"the champion cannot be compared with: {champion.missing.reason}")
     # A class may be missing in so few examples, or the outputs after one step not be finite.
     missing = any(0 in tally.counts for tally in examples.split.labels.values())
     if missing or champion.evaluation.metrics.get("non_finite"):
         return
-    for rule in judge(champion.evaluation, rules, absence=champion.absence).rules:
+    for rule in judge(champion.evaluation, rules, gate, missing=champion.missing).rules:
         if rule.note == NOT_MEASURED and rule.metric not in _NOT_REHEARSED:
             raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
 

@@ -1,4 +1,9 @@
-"""Validation: exports a trained model, evaluates the export, judges it by the gate, and writes the report.
+"""Validation: the exported model is measured, compared with the champion, and judged; a report says why.
 
-It may import `model_store`, `runs`, and the profile of a dataset that `preprocess` makes.
+It may import what components share, and of `preprocess` only the profile of a dataset.
 """
+
+from shardline.components.validate.export.formats import check_formats
+from shardline.components.validate.gate.rules import RARE, Gate, Policy
+
+__all__ = ["RARE", "Gate", "Policy", "check_formats"]

@@ -30,7 +30,7 @@ def export_validate(
         report: HTML report.
         rules: Rules besides the default ones or, with a name, instead: ["accuracy >= 0.9", "classes: off"].
         champion_uri: Directory or gs:// with the champion to compare with; "" for none.
-        options: Other fields of `components.validate.gate.gate.GateSettings`, {"first_run": "block"}.
+        options: Other fields of `components.validate.Gate`, {"first_run": "block"}.
         job_name: Name of the run.
 
     Returns:

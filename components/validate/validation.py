@@ -23,8 +23,8 @@ from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
-from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.judged import read_training
+from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Evaluation
@@ -62,8 +62,6 @@ def validate(
     out: Path,
     *,
     gate: Gate,
-    champion_uri: str = "",
-    formats: Sequence[str] = (),
     model_function: str = "",
     run: str = "",
 ) -> Validation:
@@ -76,26 +74,22 @@ def validate(
         model_file: A model.keras; history.csv and settings.json next to it, if any, describe its training.
         dataset: Dataset directory.
         out: Output directory, filled as `model_store` describes. An earlier validation is replaced.
-        gate: Rules that the model must pass.
-        champion_uri: Model store, a directory or gs:// URI, for rules that compare with the champion; "" for
-            none.
-        formats: Formats into which the model is converted as well, and measured: "onnx", "litert".
+        gate: Rules that the model must pass, and where the champion is that it is compared with.
         model_function: The model function that built the model; its module is imported, and registers its
             custom classes. "" imports only Shardline's own.
         run: Name of the run, for the report; "" outside of one.
 
     Raises:
         SettingsError: When a rule is about a class or feature that the dataset does not have, or about a
-            champion without `champion_uri`, or `out` cannot be written to.
+            champion without the gate's `champion_uri`, or `out` cannot be written to.
         DatasetError: When the dataset or its test split cannot be used.
         ModelError: When the model cannot be loaded or does not fit the dataset.
     """
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
-    gate.check(manifest, champion_uri, formats)
-    gate = gate.for_labels(manifest.labels, manifest.splits[examples.name])
-    if champion_uri:
-        require_store(champion_uri)
+    rules = gate.for_dataset(manifest)
+    if gate.champion_uri:
+        require_store(gate.champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
     with signatures.CleanProcess() as clean:  # imports TensorFlow while the model is exported here
@@ -103,23 +97,24 @@ def validate(
             model_file,
             examples,
             out,
-            formats=formats,
+            formats=gate.formats,
             model_function=model_function,
             settings=training.settings,
             training_keys=keys,
         )
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     champion = ChampionEvaluation(measured.evaluation)
-    if champion_uri:
-        champion = evaluate_champion(measured, champion_uri, examples, slides=gate.slide_rules)
+    if gate.champion_uri:
+        champion = evaluate_champion(measured, gate.champion_uri, examples, rules=rules)
     evaluation = drift.add_drift(
         *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
     )
     warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), champion.warning)
     blessing = judge(
         evaluation,
+        rules,
         gate,
-        absence=champion.absence,
+        missing=champion.missing,
         champion=champion.champion,
         warnings=warnings,
         training=training,
@@ -207,15 +202,12 @@ def validate_artifacts(
     the second. Raises ShardlineError as `validate` does.
     """
     out = Path(exported.path)
-    settings = read_options(GateSettings, gate, "options")
     model_file = Path(model.path) / "model.keras"
     outcome = validate(
         model_file,
         Path(dataset.path),
         out,
-        gate=settings.gate,
-        champion_uri=settings.champion_uri,
-        formats=settings.formats,
+        gate=read_options(Gate, gate, "options"),
         model_function=str(model.metadata.get("model_function", "")),
         run=job_name,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from shardline.components.text import facts, table
-from shardline.components.validate.gate.gate import Gate, Policy, read_gate
+from shardline.components.validate import Gate, Policy
 from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
 from shardline.pipelines.local.terminal import foreground
 
@@ -52,8 +52,7 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
     metavar="RULE",
     help="Add a rule, 'accuracy >= 0.9', or replace a default rule by its name, 'classes: off'.",
 )
-@click.option("--min-accuracy", type=float, default=0.0, help="Add the rule 'accuracy >= FLOAT'.")
-@click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
+@click.option("--champion", "champion_uri", metavar="DIR", help="Directory or gs:// path of the champions.")
 @click.option(
     "--first-run",
     type=click.Choice(get_args(Policy)),
@@ -81,10 +80,8 @@ def validate(
     model: Path,
     dataset: Path,
     out: Path,
-    champion: str,
-    formats: tuple[str, ...],
     model_function: str,
-    **rules: Any,
+    **gate: Any,
 ) -> None:
     """Export MODEL, judge it on DATASET's test split, report to OUT.
 
@@ -99,7 +96,7 @@ def validate(
 
     Exits with 1 if the model is not blessed.
     """  # noqa: D301  # click wants the character itself
-    gate = _gate(**rules)
+    judging = _gate(**gate)
     from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()
@@ -109,25 +106,17 @@ def validate(
 
     # TensorFlow writes the code that it generates to temporary files.
     with foreground(), processes.scratch_as_tempdir():
-        outcome = validation.validate(
-            model,
-            dataset,
-            out,
-            gate=gate,
-            champion_uri=champion,
-            formats=formats,
-            model_function=model_function,
-        )
-    if champion and outcome.blessing.blessed:
-        command = ["shardline", "champion", "promote", champion, f"{out.absolute()}/"]
+        outcome = validation.validate(model, dataset, out, gate=judging, model_function=model_function)
+    if judging.champion_uri and outcome.blessing.blessed:
+        command = ["shardline", "champion", "promote", judging.champion_uri, f"{out.absolute()}/"]
         print_rows([("next", "publish the model:"), ("", shlex.join(command))], sys.stdout)
     sys.exit(0 if outcome.blessing.blessed else 1)
 
 
-def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **policies: Any) -> Gate:
-    gate = read_gate(file) if file else Gate()
-    gate = gate.with_min_accuracy(min_accuracy).with_rules(texts)
-    return replace(gate, **{name: policy for name, policy in policies.items() if policy})
+def _gate(file: Path | None, texts: tuple[str, ...], **given: Any) -> Gate:
+    gate = Gate.read(file) if file else Gate()
+    changes = {name: value for name, value in given.items() if value}
+    return replace(gate, rules=gate.rules + texts, **changes)
 
 
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")

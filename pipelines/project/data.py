@@ -24,7 +24,7 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.sources.forms import TIME_PARTS
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.gate import RARE
+from shardline.components.validate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.base.settings import BALANCED
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSION

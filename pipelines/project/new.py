@@ -108,7 +108,7 @@ def _of_sample(kind: str, name: str) -> dict[str, str]:
     )
     # As there are few examples, more of them judge the model than the usual tenth.
     split = {"train": 0.7, "validation": 0.1, "test": 0.2}
-    given = {"source": f"{name}.source:Source", "epochs": 30, "min_accuracy": 0.8, "split": split}
+    given = {"source": f"{name}.source:Source", "epochs": 30, "rules": ["accuracy >= 0.8"], "split": split}
     return {"@SOURCE@": source, "@RUN@": _toml(given), "\n@RUN_VERTEX@": ""}
 
 

@@ -27,7 +27,7 @@ from shardline.components import (
 )
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train.settings import OPTIONS, TrainingSettings
-from shardline.components.validate.gate.gate import GateSettings
+from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import load
 from shardline.pipelines.tune import tune_pipeline
@@ -38,7 +38,7 @@ IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"
 NAMES = [name for name in shardline.components.__all__ if not name[0].isupper() and name != "with_image"]
 
 
-@pytest.mark.parametrize("kind", [PreprocessSettings, TrainingSettings, GateSettings])
+@pytest.mark.parametrize("kind", [PreprocessSettings, TrainingSettings, Gate])
 def test_a_default_that_stands_twice_is_the_same(kind: Any) -> None:
     """In the dataclass, in each component that has a parameter of this name, and in the pipelines."""
     settings = load(ROOT / "settings" / "local.toml")
@@ -64,9 +64,7 @@ def test_a_default_that_stands_twice_is_the_same(kind: Any) -> None:
 
 def test_an_option_has_one_place() -> None:
     """Given by its plain name on a command line, it could be meant for two steps."""
-    kinds = [
-        {field.name for field in dataclasses.fields(kind)} for kind in (PreprocessSettings, GateSettings)
-    ]
+    kinds = [{field.name for field in dataclasses.fields(kind)} for kind in (PreprocessSettings, Gate)]
 
     assert not kinds[0] & kinds[1]
     assert not OPTIONS & (kinds[0] | kinds[1])

@@ -113,7 +113,7 @@ def test_the_command(tmp_path):
     [
         ({"max_trial_count": "-1"}, "max_trial_count must not be negative"),
         ({"study": '{"metric": "val_loss"}'}, "a study needs at least one"),
-        ({"min_accuracy": "2"}, "min_accuracy"),
+        ({"rules": '["accuracy >= 2"]'}, "within 0..1"),
         ({"train_options": '{"tuning_metric": "loss"}'}, "tuning_metric is the study's metric"),
     ],
 )

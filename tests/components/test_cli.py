@@ -116,9 +116,9 @@ def trained(tmp_path_factory):
 
 def test_train_and_validate_are_faces_of_the_same_functions(trained, tmp_path):
     arguments = ["validate", trained / "model" / "model.keras", trained / "data", tmp_path / "out"]
-    assert invoke(*arguments, "--min-accuracy", 0.5).exit_code == 0
+    assert invoke(*arguments, "--rule", "accuracy >= 0.5").exit_code == 0
     assert (tmp_path / "out" / "report.html").is_file()
-    assert_refused(invoke(*arguments, "--min-accuracy", 2), "min_accuracy")
+    assert_refused(invoke(*arguments, "--rule", "accuracy >= 2"), "within 0..1")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from shardline.components.model_store import PROFILE_FILE
 from shardline.components.preprocess.inspect.profile import Profile, make_profile, summarize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.validate.gate.champion import ChampionEvaluation
-from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.rules import parse_rules
-from shardline.components.validate.gate.verdict import Absence, judge
+from shardline.components.validate.gate.rules import Gate, parse_rules
+from shardline.components.validate.gate.verdict import NoChampion, judge
 from shardline.components.validate.metrics.drift import add_drift, compare, read_profile, warnings
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.deserialize import load
@@ -249,32 +248,32 @@ def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rule", "verdict"), [("drifted == 0", "failed"), ("drift[label]<=0.1", "passed")])
 def test_a_rule_may_block(rule: str, verdict: str, trained_on: Path, tmp_path: Path) -> None:
-    gate = Gate(parse_rules([rule]))
-    gate.check(manifests.load(trained_on), "champions")
+    rules = parse_rules([rule])
+    Gate(rules=(rule,)).for_dataset(manifests.load(trained_on))
     other = evaluate_with(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
-    assert judge(other, gate, champion="v1").rules[0].verdict == verdict
+    assert judge(other, rules, champion="v1").rules[0].verdict == verdict
 
 
 @pytest.mark.parametrize("rule", ["drifted == 0", "drift[label] <= 0.1"])
 def test_a_rule_without_a_champion_is_left_to_the_first_run(rule: str) -> None:
-    found, first = make_evaluation(CLASS_NAMES), Absence("there is none yet", first=True)
-    gate = Gate(parse_rules([rule]))
-    assert judge(found, gate, absence=first, champion="").rules[0].verdict == "skipped"
-    block = dataclasses.replace(gate, first_run="block")
-    assert judge(found, block, absence=first, champion="").rules[0].verdict == "failed"
-    assert judge(found, gate).rules[0].verdict == "skipped"
+    found, first = make_evaluation(CLASS_NAMES), NoChampion("there is none yet", first=True)
+    rules = parse_rules([rule])
+    assert judge(found, rules, missing=first, champion="").rules[0].verdict == "skipped"
+    block = Gate(first_run="block")
+    assert judge(found, rules, block, missing=first, champion="").rules[0].verdict == "failed"
+    assert judge(found, rules).rules[0].verdict == "skipped"
     without = dataclasses.replace(with_champion(found), no_drift="the champion v1 has no profile.json")
-    (judged,) = judge(without, gate, champion="v1").rules
+    (judged,) = judge(without, rules, champion="v1").rules
     assert (judged.verdict, judged.note) == ("unmeasured", "the champion v1 has no profile.json")
 
 
 def test_a_rule_about_a_feature_that_is_not_there_is_refused(trained_on: Path, tmp_path: Path) -> None:
-    gate = Gate(parse_rules(["drift[incme] <= 0.1"]))
+    gate = Gate(rules=("drift[incme] <= 0.1",))
     with pytest.raises(SettingsError, match=r"of label, year, income, city, city length$"):
-        gate.check(manifests.load(trained_on), "champions")
+        gate.for_dataset(manifests.load(trained_on))
     images = write_dataset(tmp_path / "images", records={"train": 3})
     with pytest.raises(SettingsError, match=r"of label, image brightness, image height, image width$"):
-        gate.check(images, "champions")
+        gate.for_dataset(images)
 
 
 # shardline drift

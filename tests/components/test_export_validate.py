@@ -27,7 +27,7 @@ from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measu
 from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
-from shardline.components.validate.gate.gate import Gate, GateSettings
+from shardline.components.validate.gate.rules import Gate
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError
 from shardline.trainer.data import manifest as manifests
@@ -379,7 +379,7 @@ def good(dataset, tmp_path_factory):
     (root / "model/history.csv").write_text(HISTORY)
     (root / "model/settings.json").write_text(json.dumps(SETTINGS))
     with progress.sink(seen.append):
-        blessing = validate(model_file, dataset, root / "out", gate=Gate().with_min_accuracy(0.95))
+        blessing = validate(model_file, dataset, root / "out", gate=Gate(rules=("accuracy >= 0.95",)))
     return blessing, root, seen
 
 
@@ -391,7 +391,7 @@ def weak(dataset, tmp_path_factory, clean_process):
     task = artifacts(dataset, root / "model", root / "out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "CleanProcess", lambda: contextlib.nullcontext(clean_process))
-        outcome = export_validate(**task, options={"min_accuracy": 0.95})
+        outcome = export_validate(**task, rules=["accuracy >= 0.95"])
     return outcome, task, root
 
 
@@ -483,12 +483,12 @@ def test_bad_input_is_refused_before_anything_is_written(prepare, error, message
     prepare(model, data)
 
     with pytest.raises(error, match=message):
-        validate(model, data, tmp_path / "out", gate=Gate().with_min_accuracy(0.9))
+        validate(model, data, tmp_path / "out", gate=Gate(rules=("accuracy >= 0.9",)))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_rule_about_a_champion_needs_a_place(weak, dataset, tmp_path, events):
-    gate = Gate().with_rules(["accuracy > champion"])
+    gate = Gate(rules=("accuracy > champion",))
 
     with pytest.raises(SettingsError, match="champion_uri is empty; set it"):
         validate(weak[2] / "model/model.keras", dataset, tmp_path / "out", gate=gate)
@@ -513,7 +513,7 @@ def test_a_verdict_never_outlives_the_model_it_was_reached_on(weak, dataset, tmp
     write(make_example("broken", b"no image", 0))(broken := copied(dataset, tmp_path))
 
     with pytest.raises(DatasetError):
-        validate(model_file, broken, out, gate=Gate().with_min_accuracy(0.9))
+        validate(model_file, broken, out, gate=Gate(rules=("accuracy >= 0.9",)))
 
     assert not (out / model_store.BLESSING_FILE).exists()
     assert not (out / model_store.EVALUATION_FILE).exists()
@@ -522,7 +522,7 @@ def test_a_verdict_never_outlives_the_model_it_was_reached_on(weak, dataset, tmp
 def test_validating_again_gives_the_same_verdict_and_numbers(weak, dataset, tmp_path, events):
     first, again = weak[2] / "out/exported", tmp_path / "out"
     shutil.copytree(first, again)
-    gate = GateSettings(min_accuracy=0.95).gate
+    gate = Gate(rules=("accuracy >= 0.95",))
     validate(weak[2] / "model/model.keras", dataset, again, gate=gate)
     runs = []
     for out in (first, again):
@@ -573,7 +573,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(dataset, tmp_path, eve
     task = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
 
     with pytest.raises(SystemExit) as ended:
-        export_validate(**task, options={"min_accuracy": 0.95})
+        export_validate(**task, rules=["accuracy >= 0.95"])
 
     assert ended.value.code == 2
     assert [event.kind for event in events if event.kind != "line"] == ["error"]

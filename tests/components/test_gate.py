@@ -17,8 +17,7 @@ from shardline.components.validate.evaluate import Batch, Examples, find_mistake
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
-from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.rules import parse_rule, parse_rules
+from shardline.components.validate.gate.rules import Gate, parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Slice
 from shardline.components.validate.validation import validate
@@ -28,6 +27,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import REGRESSION, Label, Spread
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
+from tests.helpers.gates import only
 from tests.helpers.labels import counted
 from tests.helpers.models import band_model
 
@@ -49,9 +49,7 @@ def dataset(tmp_path_factory):
 def champion(dataset, tmp_path_factory):
     """A directory with a published champion that is right on about two thirds."""
     work = tmp_path_factory.mktemp("champion")
-    outcome = validate(
-        save(band_model(**PRESENT), work), dataset, work / "out", gate=Gate(parse_rules(["accuracy >= 0.3"]))
-    )
+    outcome = validate(save(band_model(**PRESENT), work), dataset, work / "out", gate=only("accuracy >= 0.3"))
     publish_next(work / "out", work / "champions", accuracy=outcome.evaluation.metrics["accuracy"])
     return work / "champions"
 
@@ -102,7 +100,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
 
     assert (found.examples, found.metrics["accuracy"]) == (80, alone.metrics["accuracy"])
     assert found.intervals["accuracy"] == alone.intervals["accuracy"]
-    judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
+    judged = judge(found, parse_rules(["examples: examples >= 50"]))
     assert judged.reason == "test examples: 40, below 50 (80 with their copies)"
 
     chance = dataclasses.replace(manifest, splits=splits, duplicates=manifests.Duplicates(40, by_chance=True))
@@ -156,7 +154,7 @@ def test_a_class_that_is_never_predicted_and_too_small_to_judge_is_named(measure
         slices=(Slice("class=top", 6, 0.0, False),),
     )
     counted = dataclasses.replace(measured, evaluation=few).with_counts().evaluation
-    judged = judge(counted, Gate(parse_rules(["classes: never_predicted == 0"])))
+    judged = judge(counted, parse_rules(["classes: never_predicted == 0"]))
 
     assert (judged.rules[0].verdict, judged.rules[0].note) == (
         *("passed", "fewer than 10 examples, not judged: top"),
@@ -260,10 +258,10 @@ def champion_evaluations(dataset, champion, measured, tmp_path_factory):
     ],
 )
 def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, reason, champion_evaluations):
-    gate = Gate(parse_rules(rules))
-    compared = champion_evaluations(model, any(rule.reference for rule in gate.rules))
+    parsed = parse_rules(rules)
+    compared = champion_evaluations(model, any(rule.reference for rule in parsed))
 
-    blessing = judge(compared.evaluation, gate, absence=compared.absence)
+    blessing = judge(compared.evaluation, parsed, missing=compared.missing)
 
     assert blessing.blessed == blessed, blessing.reason
     assert reason in blessing.reason
@@ -303,9 +301,9 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
 
     compared = evaluate_champion(measured, str(store), examples(dataset))
 
-    assert because in compared.absence.text
+    assert because in compared.missing.reason
     for first_run in ("bless", "block"):
-        blessing = judge(compared.evaluation, Gate(rules, first_run), absence=compared.absence)
+        blessing = judge(compared.evaluation, rules, Gate(first_run=first_run), missing=compared.missing)
         assert (blessing.blessed, blessing.rules[1].verdict) == (False, "failed")
         assert because in blessing.reason
     assert not (store / "written").exists()
@@ -343,10 +341,10 @@ def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, m
 
     empty, without_record = evaluate_against(tmp_path / "empty"), evaluate_against(gone)
 
-    assert (empty.champion, empty.absence.first, empty.evaluation.champion) == ("", True, None)
+    assert (empty.champion, empty.missing.first, empty.evaluation.champion) == ("", True, None)
     assert not [event for event in events if "measuring the champion" in event.text]
-    assert not without_record.absence.first
-    assert "champion.json is gone, but" in without_record.absence.text
+    assert not without_record.missing.first
+    assert "champion.json is gone, but" in without_record.missing.reason
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
         evaluate_against(tmp_path / "mnt")
 
@@ -357,7 +355,7 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
     (version,) = champions.versions(champion)
     exported = shutil.copytree(champion / version.path, tmp_path / "exported")
     content = json.loads((exported / "blessing.json").read_text())
-    slide = parse_rule("accuracy >= best(8) (within 0.01)")
+    best_of_8 = parse_rule("accuracy >= best(8) (within 0.01)")
     store, names = tmp_path / "champions", []
     for accuracy in (0.9, 0.99, 0.999, 0.5):
         content["metrics"]["accuracy"] = accuracy
@@ -365,17 +363,17 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
         names.append(publish_next(exported, store, run=str(accuracy)).version)
     shutil.rmtree(store / "versions" / names[2] / "saved_model")
 
-    found = evaluate_champion(measured, str(store), examples(dataset), slides=[slide])
+    found = evaluate_champion(measured, str(store), examples(dataset), rules=[best_of_8])
 
-    past = found.evaluation.past["accuracy"]
-    assert (found.champion, past.version, past.compared) == (names[3], names[1], 3)
-    assert past.value == found.evaluation.metrics["accuracy"]
-    assert past.lead.difference == 0
-    assert f"{names[2]} is left out: cannot load the exported model" in past.note
+    best = found.evaluation.best["accuracy"]
+    assert (found.champion, best.version, best.compared) == (names[3], names[1], 3)
+    assert best.value == found.evaluation.metrics["accuracy"]
+    assert best.lead.difference == 0
+    assert f"{names[2]} is left out: cannot load the exported model" in best.note
     told = [event.text for event in events if event.text.startswith("measuring")]
-    former = [f"measuring the former champion {name} on the same examples" for name in names[2:0:-1]]
-    assert told == [f"measuring the champion {names[3]} on the same examples", *former]
-    assert found.evaluation.to_json()["past"]["accuracy"]["version"] == names[1]
+    earlier = [f"measuring the earlier champion {name} on the same examples" for name in names[2:0:-1]]
+    assert told == [f"measuring the champion {names[3]} on the same examples", *earlier]
+    assert found.evaluation.to_json()["best"]["accuracy"]["version"] == names[1]
 
 
 def trained_on(dataset, copy, counts):
@@ -393,8 +391,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
         save(band_model(), tmp_path),
         copy,
         tmp_path / "out",
-        gate=Gate(parse_rules(["max_difference <= 1e-5"])),
-        champion_uri=str(tmp_path / "champions"),
+        gate=only("max_difference <= 1e-5", champion_uri=str(tmp_path / "champions")),
     ).blessing
 
     assert blessing.blessed
@@ -405,7 +402,7 @@ def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
 def test_a_constant_model_is_blocked_where_the_test_split_has_one_class(dataset, tmp_path):
     copy = trained_on(dataset, tmp_path / "data", (12, 0, 0))
     model = save(band_model(bias=(99.0, 0.0, 0.0)), tmp_path)
-    gate = Gate(allow_unmeasured=True).with_rules(["baseline: off", "classes: off"])
+    gate = Gate(rules=("baseline: off", "classes: off"), allow_unmeasured=True)
     blessing = validate(model, copy, tmp_path / "out", gate=gate).blessing
 
     assert not blessing.blessed

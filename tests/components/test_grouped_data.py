@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardline.components import model_store
-from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.metrics.evaluation import Grouping
 from shardline.components.validate.validation import Validation, validate
 from shardline.trainer.data import manifest as manifests
@@ -65,7 +65,7 @@ def test_intervals_are_over_patients_and_every_page_says_so(tmp_path: Path) -> N
 
     publish_next(tmp_path / "out", tmp_path / "champions")
     model, data, out = tmp_path / "model.keras", tmp_path / "data", tmp_path / "again"
-    again = validate(model, data, out, gate=Gate(), champion_uri=str(tmp_path / "champions"))
+    again = validate(model, data, out, gate=Gate(champion_uri=str(tmp_path / "champions")))
     assert again.evaluation.champion_comparison.groups == found.groups
     (rule,) = (rule for rule in again.blessing.rules if rule.name == "examples")
     assert (rule.verdict, rule.note) == ("passed", f"in {tested} groups of 'patient'")

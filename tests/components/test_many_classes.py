@@ -16,7 +16,6 @@ from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, cha
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes
 from shardline.components.validate.export.signatures import Predictions
 from shardline.components.validate.gate.champion import compare
-from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, join
@@ -57,7 +56,7 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
 ) -> None:
     better, worse = many_classes(0.9).with_counts(), many_classes(0.8)
     evaluation = compare(better, worse)
-    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(f1) >= 0"]))
+    gate = parse_rules(["accuracy >= champion", "worst_slice(f1) >= 0"])
 
     blessing = judge(evaluation, gate, champion="")
 

@@ -11,7 +11,7 @@ from shardline.components.changes import detection as changes
 from shardline.components.rehearse import component, rehearsal
 from shardline.components.rehearse.rehearsal import rehearse, training_job_directory
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.gate.gate import GateSettings
+from shardline.components.validate.gate.rules import Gate
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset
@@ -92,7 +92,7 @@ def test_what_would_fail_after_the_cluster_was_paid_for_fails_here(
     gate = {name: value.format(tmp_path) if isinstance(value, str) else value for name, value in gate.items()}
 
     with pytest.raises(error, match=words):
-        rehearse(dataset, training(**changes), GateSettings(**gate), readers=2)
+        rehearse(dataset, training(**changes), Gate(**gate), readers=2)
 
 
 def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_it(dataset, tmp_path):
@@ -101,14 +101,14 @@ def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_i
     publish_next(write_export(tmp_path / "export"), store)
 
     with pytest.raises(ModelError, match="the champion cannot be compared with"):
-        rehearse(dataset, training(), GateSettings(champion_uri=str(store)))
+        rehearse(dataset, training(), Gate(champion_uri=str(store)))
 
 
 def test_a_rule_that_the_few_examples_cannot_answer_is_left_to_the_validation(dataset, monkeypatch):
     """Without an example of some class there is no ROC curve, which says nothing of all examples."""
     monkeypatch.setattr(rehearsal, "_MAX_EXAMPLES", 2)
 
-    rehearse(dataset, training(), GateSettings(rules=("roc_auc >= 0.7",)))
+    rehearse(dataset, training(), Gate(rules=("roc_auc >= 0.7",)))
 
 
 def test_a_dataset_with_a_shard_gone_is_refused(dataset, tmp_path):
@@ -117,7 +117,7 @@ def test_a_dataset_with_a_shard_gone_is_refused(dataset, tmp_path):
     shard.unlink()
 
     with pytest.raises(DatasetError, match=f"cannot read .*{shard.name}.*preprocess the data again"):
-        rehearse(tmp_path / "gone", training(), GateSettings())
+        rehearse(tmp_path / "gone", training(), Gate())
 
 
 @pytest.mark.usefixtures("unrehearsed")

@@ -7,7 +7,7 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.validate import validation
-from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import Gate
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.models.saving import load_model
@@ -25,7 +25,7 @@ def trained(dataset, out, model, **changes):
 
 def validated(dataset, out):
     done = validation.validate(
-        out / "model.keras", dataset, out / "validation", gate=Gate().with_min_accuracy(0.9)
+        out / "model.keras", dataset, out / "validation", gate=Gate(rules=("accuracy >= 0.9",))
     )
     return done, json.loads((out / "validation" / model_store.EXPORT_FILE).read_text())
 

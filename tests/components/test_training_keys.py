@@ -23,9 +23,9 @@ from shardline.components.model_store.champions import publish as publish_model
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate import validation
 from shardline.components.validate.evaluate import Examples
-from shardline.components.validate.gate.champion import TrainingKeys, describe_overlap, find_trained_on
-from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.champion import TrainingKeys, describe_overlap, find_training_overlap
 from shardline.trainer.base.errors import DatasetError, ModelError
+from tests.helpers.gates import only
 from tests.helpers.preprocessing import read, run
 
 EXAMPLES = 600
@@ -116,7 +116,7 @@ def keys_of(examples: Examples, split: str) -> list[bytes]:
 def test_examples_that_another_model_was_trained_on_are_found(first, second, make_dataset, tmp_path):
     earlier, later = make_dataset(**first), make_dataset(**second)
 
-    found = find_trained_on(publish(earlier, tmp_path / "champion"), later)
+    found = find_training_overlap(publish(earlier, tmp_path / "champion"), later)
 
     trained = set(keys_of(earlier, "train"))
     assert found is not None
@@ -126,12 +126,12 @@ def test_examples_that_another_model_was_trained_on_are_found(first, second, mak
 
 def test_a_group_that_another_model_has_seen_is_left_out_as_a_whole(make_dataset, tmp_path):
     champion, later = publish(make_dataset(), tmp_path / "champion"), make_dataset(split_salt=1)
-    alone = find_trained_on(champion, later)
+    alone = find_training_overlap(champion, later)
     pairs = np.arange(len(alone)) // 2
-    found = find_trained_on(champion, later, pairs)
+    found = find_training_overlap(champion, later, pairs)
     assert found.tolist() == [any(alone[pairs == pair]) for pair in pairs]
     with pytest.raises(ModelError, match=r"test examples or their groups, and the other 0 are too few"):
-        find_trained_on(champion, later, np.zeros(len(alone), int))
+        find_training_overlap(champion, later, np.zeros(len(alone), int))
 
 
 def test_the_record_says_how_the_training_split_came_about(make_dataset, tmp_path):
@@ -149,7 +149,7 @@ def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(mak
     known = {"fingerprint": trained.manifest.fingerprint, "head": "probabilities"}
     (tmp_path / "model" / "settings.json").write_text(json.dumps({"model": "mnist_cnn", **known}))
 
-    done = validation.validate(model, later.directory, tmp_path / "out", gate=Gate(()))
+    done = validation.validate(model, later.directory, tmp_path / "out", gate=only())
 
     assert done.blessing.warnings[0] == (
         f"The model was trained on another dataset (fingerprint {trained.manifest.fingerprint}): whether it "
@@ -158,15 +158,15 @@ def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(mak
     assert Export.read(tmp_path / "out").training_data is None
     assert not {KEYS_FILE, "profile.json"} & {path.name for path in (tmp_path / "out").iterdir()}
     # Neither its own test split nor this one is taken for the other later.
-    assert find_trained_on(tmp_path / "out", later) is None
-    assert describe_overlap(find_trained_on(tmp_path / "out", trained)) == ""
+    assert find_training_overlap(tmp_path / "out", later) is None
+    assert describe_overlap(find_training_overlap(tmp_path / "out", trained)) == ""
 
 
 def test_too_few_that_the_champion_has_not_seen_are_no_comparison(make_dataset, tmp_path):
     earlier, later = make_dataset("Even"), make_dataset("Odd")
 
     with pytest.raises(ModelError, match="trained on 300 of the 300 test examples, and the other 0 are too"):
-        find_trained_on(publish(earlier, tmp_path / "champion"), later)
+        find_training_overlap(publish(earlier, tmp_path / "champion"), later)
 
 
 def test_what_a_model_without_keys_was_trained_on_is_not_known(make_dataset, tmp_path):
@@ -174,15 +174,15 @@ def test_what_a_model_without_keys_was_trained_on_is_not_known(make_dataset, tmp
     champion = publish(earlier, tmp_path / "champion")
     Export(fingerprint=earlier.manifest.fingerprint).write(champion)
 
-    assert describe_overlap(find_trained_on(champion, later)).startswith("It is not known")
+    assert describe_overlap(find_training_overlap(champion, later)).startswith("It is not known")
     # Of the same dataset it is known all the same.
-    assert describe_overlap(find_trained_on(champion, earlier)) == ""
+    assert describe_overlap(find_training_overlap(champion, earlier)) == ""
 
 
 def test_keys_of_names_and_of_contents_are_not_compared(make_dataset, tmp_path):
     earlier, later = make_dataset(), make_dataset(key="content")
 
-    assert find_trained_on(publish(earlier, tmp_path / "champion"), later) is None
+    assert find_training_overlap(publish(earlier, tmp_path / "champion"), later) is None
 
 
 @pytest.mark.parametrize("key", ["path", "content"])
@@ -199,11 +199,11 @@ def test_numbers_of_rows_are_no_keys(key, tmp_path):
     champion = publish(earlier, tmp_path / "champion")
 
     if key == "content":
-        assert describe_overlap(find_trained_on(champion, later)) == ""
+        assert describe_overlap(find_training_overlap(champion, later)) == ""
         return
     assert (earlier.manifest.keys, (tmp_path / "1" / "examples.keys").exists()) == (None, False)
-    assert "has no keys" in describe_overlap(find_trained_on(champion, later))
-    assert describe_overlap(find_trained_on(champion, earlier)) == ""
+    assert "has no keys" in describe_overlap(find_training_overlap(champion, later))
+    assert describe_overlap(find_training_overlap(champion, earlier)) == ""
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-8])])
@@ -215,9 +215,9 @@ def test_damaged_keys_are_refused(damage, make_dataset, tmp_path):
     damage(damaged.directory / "examples.keys")
 
     with pytest.raises(DatasetError, match=r"examples\.keys"):
-        find_trained_on(champion, damaged)
+        find_training_overlap(champion, damaged)
     with pytest.raises(ModelError, match=r"training\.keys"):
-        find_trained_on(champion, make_dataset(split_salt=1))
+        find_training_overlap(champion, make_dataset(split_salt=1))
 
 
 def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_path):
@@ -227,7 +227,7 @@ def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_p
     champion = publish(second, tmp_path / "champion", start=str(start / "model.keras"))
 
     trained = {*keys_of(first, "train"), *keys_of(second, "train")}
-    seen = find_trained_on(champion, first)
+    seen = find_training_overlap(champion, first)
     assert seen is not None
     assert seen.tolist() == [key in trained for key in keys_of(first, "test")]
     assert seen.any()
@@ -259,7 +259,7 @@ def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, 
     data = Export.read(champion).training_data
     assert data is not None
     assert not data.complete
-    assert describe_overlap(find_trained_on(champion, examples), data) == (
+    assert describe_overlap(find_training_overlap(champion, examples), data) == (
         "The training data of the champion's initial model are not known"
     )
 
@@ -271,7 +271,7 @@ def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(m
         dataset = make_dataset(split_salt=salt).directory
         model = learn_by_heart(dataset, tmp_path / f"{name}-model")
         out = tmp_path / f"{name}-out"
-        done = validation.validate(model, dataset, out, gate=Gate(()), champion_uri=str(store))
+        done = validation.validate(model, dataset, out, gate=only(champion_uri=str(store)))
         publish_model(out, store)
         warnings.append(done.blessing.warnings)
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from shardline.components.model_store.champions import publish
 from shardline.components.preprocess.sources.directories import Digits
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.validation import validate
 from shardline.trainer.data.features import Feature
@@ -203,10 +203,11 @@ def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
         validate(save(model, work), datasets[data], exported := work / f"champion of {data}", gate=Gate())
         publish(exported, work / "champions" / data)
     for index, case in enumerate(CASES):
-        data, gate = datasets[case.data], Gate().with_rules(case.rules)
+        data = datasets[case.data]
         store = work / "champions" / (case.data if case.data in champions else "digits")
+        gate = Gate(rules=tuple(case.rules), champion_uri=str(store))
         model_file = save(case.make(good, data), work)
-        yield case, validate(model_file, data, work / f"{index}", gate=gate, champion_uri=str(store)).blessing
+        yield case, validate(model_file, data, work / f"{index}", gate=gate).blessing
 
 
 def save(model: keras.Model, work: Path) -> Path:

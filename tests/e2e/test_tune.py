@@ -23,7 +23,12 @@ STUDY = {
 @pytest.mark.parametrize("good", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_the_best_of_some_trials_is_trained_and_published_if_it_is_good_enough(tmp_path, good):
     least = 0.2 if good else 1.0
-    given = {"study": json.dumps(STUDY), "trial_epochs": 1, "epochs": 2, "min_accuracy": least}
+    given = {
+        "study": json.dumps(STUDY),
+        "trial_epochs": 1,
+        "epochs": 2,
+        "rules": json.dumps([f"accuracy >= {least}"]),
+    }
     done = subprocess.run(
         [
             *(SHARDLINE, "run", "compiled/tune.yaml", "--runs-dir", str(tmp_path / "runs")),

@@ -88,7 +88,7 @@ def check_epochs(client: Any, run: Any, metric: str) -> None:
 
 
 def test_a_pipeline_logs_what_people_compare(server: str, tmp_path: Path) -> None:
-    given = ("--param", "epochs=2", "--param", "min_accuracy=0.2")
+    given = ("--param", "epochs=2", "--param", 'rules=["accuracy >= 0.2"]')
     shardline(server, "digits", "run", "compiled/retrain.yaml", "--runs-dir", str(tmp_path), *given)
     record = json.loads((tmp_path / "latest" / "run.json").read_text())
 

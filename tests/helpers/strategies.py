@@ -23,8 +23,7 @@ from PIL import Image
 
 from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.validate.gate.gate import read_gate
-from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, parse_rule
+from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, Gate, parse_rule
 from shardline.components.validate.metrics.metrics import CHECKS, QUALITY, SERVING
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, check_run, parse
@@ -199,7 +198,7 @@ TARGETS: dict[str, Target] = {
     "rule": Target(altered(_RULES, *_RULE_WORDS), parse_rule),
     "rules": Target(
         damaged({"rules": ["accuracy >= 0.9"], "first_run": "bless", "min_slice": 3}).map(_JSON),
-        in_file(read_gate, "r.json"),
+        in_file(Gate.read, "r.json"),
     ),
     "cluster": Target(
         st.tuples(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess.schema import schema
-from shardline.components.validate.gate.gate import read_gate
+from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.parameters import check_parameters, load_study, read_parameters
 from shardline.pipelines.remote.schedules import load_schedules
 from shardline.pipelines.settings import load
@@ -74,7 +74,7 @@ def test_toml_and_json_are_read(page: Path, tmp_path: Path) -> None:
         assert schema.read(str(tmp_path / "schema.json")).fields
     readers: dict[str, Callable[[Path], object]] = {
         "metric": load_study,
-        "rules": read_gate,
+        "rules": Gate.read,
         "schedules": load_schedules,
         "source": lambda path: check_parameters(load_pipeline(PIPELINE), read_parameters(path)),
     }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval
 from shardline.components.validate.metrics.intervals import number_groups

@@ -102,7 +102,7 @@ def test_a_project_has_parameters_of_the_pipeline_and_a_model_of_its_kind(
     known = {field.name for field in dataclasses.fields(PreprocessSettings)}
     source = open_source(PreprocessSettings(**{name: local[name] for name in local.keys() & known}))
     assert len(list(source)) == 80
-    assert "min_accuracy" not in local
+    assert "rules" not in local
     model = (project / "project" / "model.py").read_text()
     assert ('TEXTS = ("note",)' in model) == (kind == "text")
     assert {path.name for path in (project / "project").iterdir()} == {"__init__.py", "model.py"}

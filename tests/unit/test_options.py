@@ -23,10 +23,10 @@ def test_an_option_is_put_into_the_parameter_that_holds_it() -> None:
     assert check_parameters(SPEC, weights) == {"train_options": weights}
     weights = {"class_weights": '{"a": 2}'}
     assert check_parameters(SPEC, weights) == {"train_options": {"class_weights": {"a": 2}}}
-    assert check_parameters(SPEC, given | {"formats": '["onnx"]', "min_accuracy": 0.5}) == {
+    assert check_parameters(SPEC, given | {"formats": '["onnx"]', "undecided": "block"}) == {
         "data_options": {"encoding": "png", "shards": 3},
         "train_options": {"early_stopping": "loss"},
-        "gate_options": {"formats": ["onnx"], "min_accuracy": 0.5},
+        "gate_options": {"formats": ["onnx"], "undecided": "block"},
     }
 
 

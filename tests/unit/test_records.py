@@ -20,8 +20,8 @@ from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs import Run, RunDirectory
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
-from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.gate.judged import read_training
+from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.metrics.drift import compare, read_profile, render
 from shardline.components.validate.report.model_card import setting_rows
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
@@ -156,7 +156,7 @@ def read_settings(directory: Path, content: Any) -> Any:
 
 def read_rules(directory: Path, content: Any) -> Any:
     write(directory / "gate.json", content)
-    return read_gate(directory / "gate.json")
+    return Gate.read(directory / "gate.json")
 
 
 def read_drift(directory: Path, content: Any) -> Any:

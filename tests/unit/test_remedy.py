@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord, format_p
-from shardline.components.validate.gate.verdict import Absence, Blessing, judge
+from shardline.components.validate.gate.rules import DEFAULT_RULES, Gate
+from shardline.components.validate.gate.verdict import Blessing, NoChampion, judge
 from shardline.pipelines.cli.main import main
 from tests.unit.test_rules import UNCLEAR, WORSE, sound
 
@@ -27,7 +27,7 @@ def training(*losses: float, column: str = "val_loss", **options: Any) -> Traini
 
 def blocked(record: TrainingRecord | None = None, /, champion: Any = None, **measured: Any) -> Blessing:
     whole = sound(**{"accuracy": 0.9, "champion": 0.95, "lead": WORSE, **measured})
-    blessing = judge(whole, Gate(), training=record, champion_training=champion)
+    blessing = judge(whole, DEFAULT_RULES, training=record, champion_training=champion)
     assert not blessing.blessed
     assert "override" not in blessing.remedy
     return blessing
@@ -82,7 +82,9 @@ def test_a_rare_class_that_is_missed_is_named(weights: str, advised: bool) -> No
     classes = [whole.classes[0], replace(whole.classes[1], recall=0.0)]
 
     remedy = judge(
-        replace(whole, classes=tuple(classes)), Gate(), training=training(*FALLING, class_weights=weights)
+        replace(whole, classes=tuple(classes)),
+        DEFAULT_RULES,
+        training=training(*FALLING, class_weights=weights),
     ).remedy
 
     assert remedy.startswith("'ill' is rare (10 of 180 test examples, 0 % of them found): add examples of it")
@@ -90,9 +92,9 @@ def test_a_rare_class_that_is_missed_is_named(weights: str, advised: bool) -> No
 
 
 def test_too_few_examples_are_counted() -> None:
-    undecided = judge(sound(0.945, champion=0.95, lead=UNCLEAR), Gate(undecided="block"))
-    by_chance = judge(sound(0.91), Gate())
-    few = judge(sound(examples=30), Gate(first_run="block"))
+    undecided = judge(sound(0.945, champion=0.95, lead=UNCLEAR), DEFAULT_RULES, Gate(undecided="block"))
+    by_chance = judge(sound(0.91), DEFAULT_RULES)
+    few = judge(sound(examples=30), DEFAULT_RULES, Gate(first_run="block"))
 
     assert undecided.remedy.startswith("add test examples: about ")
     assert "would find a loss of 2 points in 9 of 10 cases, 180 leave it open" in undecided.remedy
@@ -125,9 +127,11 @@ def test_a_fault_is_mended_before_a_model_is_trained_longer(fault: str) -> None:
 
 
 def test_a_champion_that_cannot_be_measured_has_its_own_remedy() -> None:
-    absence = Absence("the champion v1 has other labels; publish this model to another champion_uri")
+    absence = NoChampion("the champion v1 has other labels; publish this model to another champion_uri")
 
-    assert judge(sound(), Gate(), absence=absence).remedy == "publish this model to another champion_uri"
+    assert (
+        judge(sound(), DEFAULT_RULES, missing=absence).remedy == "publish this model to another champion_uri"
+    )
 
 
 @pytest.mark.parametrize(

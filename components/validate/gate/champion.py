@@ -23,10 +23,10 @@ from shardline.components.model_store.champions import Version, champion_directo
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
 from shardline.components.validate.export.signatures import CALLS, ServedModel
-from shardline.components.validate.gate.rules import GateRule
-from shardline.components.validate.gate.verdict import Absence
+from shardline.components.validate.gate.rules import BEST, GateRule
+from shardline.components.validate.gate.verdict import NoChampion
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
-from shardline.components.validate.metrics.evaluation import Evaluation, Lead, PastLead
+from shardline.components.validate.metrics.evaluation import BestLead, Evaluation, Lead
 from shardline.components.validate.metrics.intervals import Ints, Mask
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
@@ -52,7 +52,7 @@ class ChampionEvaluation:
     Attributes:
         evaluation: The challenger's, with that of the champion where it could be measured.
         champion: Version of the champion; "" where there is none yet, None where no champion_uri is set.
-        absence: Why the champion could not be measured.
+        missing: Why the champion could not be measured.
         warning: Warning about the comparison; "" for none.
         profile: Profile of the champion's training data, or why there is none.
         training: Record of the champion's training; empty where there is none.
@@ -60,7 +60,7 @@ class ChampionEvaluation:
 
     evaluation: Evaluation
     champion: str | None = None
-    absence: Absence | None = None
+    missing: NoChampion | None = None
     warning: str = ""
     profile: ReferenceProfile = "there is no champion to compare with"
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -72,11 +72,11 @@ def evaluate_champion(
     examples: Examples,
     *,
     calls: int = CALLS,
-    slides: Sequence[GateRule] = (),
+    rules: Sequence[GateRule] = (),
 ) -> ChampionEvaluation:
     """Measures the champion in the same way as the challenger (see `measure`), and compares both.
 
-    `slides` are the rules about a slow slide, for which the best of the last champions is measured as well.
+    Where one of the `rules` compares with the best of the last champions, that is measured as well.
     Raises SettingsError or PlatformError when the model store does not exist or cannot be read.
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
@@ -85,26 +85,26 @@ def evaluate_champion(
     try:
         last = champions.last_champions(champion_uri)
         if not last:
-            absence = Absence(f"there is no champion in {champion_uri} yet", first=True)
-            return ChampionEvaluation(alone, "", absence)
+            missing = NoChampion(f"there is no champion in {champion_uri} yet", first=True)
+            return ChampionEvaluation(alone, "", missing)
         version = last[0].version
         report("validate", f"measuring the champion {version} on the same examples")
         with open_store(champion_uri).fetched(last[0].path) as published:
             profile = read_profile(published, version)
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
-            trained_on = find_trained_on(published, examples, groups)
+            trained_on = find_training_overlap(published, examples, groups)
             saved_model = published / model_store.SAVED_MODEL
             champion = measure(saved_model, examples, min_slice=challenger.min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
-        return ChampionEvaluation(alone, version, Absence(str(error)), profile=profile)
+        return ChampionEvaluation(alone, version, NoChampion(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
-    past = compare_with_past(
-        challenger, last, slides, lambda former: _predict_former(champion_uri, former, examples, groups)
+    best = compare_with_best(
+        challenger, last, rules, lambda version: _predict_earlier(champion_uri, version, examples, groups)
     )
     warning = describe_overlap(trained_on, export.training_data)
     return ChampionEvaluation(
-        replace(compared, past=past), version, warning=warning, profile=profile, training=export.settings
+        replace(compared, best=best), version, warning=warning, profile=profile, training=export.settings
     )
 
 
@@ -142,13 +142,13 @@ def _only_compared(evaluation: Evaluation) -> Evaluation:
     )
 
 
-def _predict_former(uri: str, version: Version, examples: Examples, groups: Ints | None) -> Former | str:
-    """Returns the predictions of a former champion, or why there are none; nothing else is measured."""
-    report("validate", f"measuring the former champion {version.version} on the same examples")
+def _predict_earlier(uri: str, version: Version, examples: Examples, groups: Ints | None) -> Earlier | str:
+    """Returns the predictions of an earlier champion, or why there are none; nothing else is measured."""
+    report("validate", f"measuring the earlier champion {version.version} on the same examples")
     try:
         with open_store(uri).fetched(version.path) as published:
             check_comparable(Export.read(published), version.version, examples.manifest)
-            trained_on = find_trained_on(published, examples, groups)
+            trained_on = find_training_overlap(published, examples, groups)
             model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
             return collect_outcomes(model, examples)[0], trained_on
     except (ModelError, DatasetError, FileNotFoundError) as error:
@@ -254,7 +254,7 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
 
 
-def find_trained_on(published: Path, examples: Examples, groups: Ints | None = None) -> Mask | None:
+def find_training_overlap(published: Path, examples: Examples, groups: Ints | None = None) -> Mask | None:
     """Returns the mask of the examples that the champion in `published` was trained on; None if not known.
 
     `groups` is the group of each example, such as a patient: one that it was trained on is there as a whole.
@@ -337,69 +337,70 @@ def _digest(keys: Keys) -> str:
 _NO_KEYS: Keys = np.zeros(0, np.uint64)
 
 
-#: Predictions of a former champion by label, and the mask of the examples that it was trained on, if known.
-Former = tuple[Mapping[str, Outcomes], Mask | None]
+#: Predictions of an earlier champion by label, and the mask of the examples that it was trained on, if known.
+Earlier = tuple[Mapping[str, Outcomes], Mask | None]
 
 
-def compare_with_past(
+def compare_with_best(
     challenger: Assessment,
     last: Sequence[Version],
-    slides: Iterable[GateRule],
-    predict: Callable[[Version], Former | str],
-) -> dict[str, PastLead]:
-    """Returns the lead over the best of the `last` champions, newest first, for each rule, by expression.
+    rules: Iterable[GateRule],
+    predict: Callable[[Version], Earlier | str],
+) -> dict[str, BestLead]:
+    """Returns the lead over the best of the `last` champions, newest first, by each rule's expression.
 
-    `predict` returns the predictions of a former champion, or why there are none; it is called once for each.
+    `predict` returns predictions of an earlier champion, or why there are none; it is called once each.
     """
     predict = cache(predict)
-    return {slide.expression: _compare_with_best(challenger, last, slide, predict) for slide in slides}
+    of_best = (rule for rule in rules if rule.reference == BEST)
+    return {rule.expression: _compare_with_best(challenger, last, rule, predict) for rule in of_best}
 
 
 def _compare_with_best(
     challenger: Assessment,
     last: Sequence[Version],
-    slide: GateRule,
-    predict: Callable[[Version], Former | str],
-) -> PastLead:
+    rule: GateRule,
+    predict: Callable[[Version], Earlier | str],
+) -> BestLead:
     """Returns the lead over the best of so many champions, the first of which is the present one.
 
     They are those 1, 2, 4, 8 ... before it, and no further back than the oldest. The best is that with the
     best recorded metric, which is measured again unless it is the present one. One that cannot be measured is
     left out.
     """
-    places = {0, *(min(2**power, len(last) - 1) for power in range(slide.last - 1))}
-    last, name, notes = [last[place] for place in sorted(places)], slide.expression, list[str]()
+    places = {0, *(min(2**power, len(last) - 1) for power in range(rule.last - 1))}
+    last, name, notes = [last[place] for place in sorted(places)], rule.expression, list[str]()
     values = {each: value for each in last if (value := each.metrics.get(name)) is not None}
     if unknown := len(last) - len(values):
         notes.append(f"{unknown:,} of {len(last)} champions have no recorded {name}")
     compared = len(values)
     # Of equal ones, the newest.
-    for version in sorted(values, key=values.__getitem__, reverse=slide.metric not in LOWER_IS_BETTER):
+    for version in sorted(values, key=values.__getitem__, reverse=rule.metric not in LOWER_IS_BETTER):
         if version is last[0]:
             best = f"the champion is the best of {compared}"
             notes.insert(0, best if compared > 1 else "there is no other champion to compare with")
             break
-        former = predict(version)
-        found = former if isinstance(former, str) else _lead_over(former, challenger, slide)
-        if isinstance(found, PastLead):
+        earlier = predict(version)
+        found = earlier if isinstance(earlier, str) else _lead_over(earlier, challenger, rule)
+        if isinstance(found, BestLead):
             note = "; ".join(filter(None, [*notes, found.note]))
             return replace(found, version=version.version, compared=compared, note=note)
         notes.append(f"{version.version} is left out: {found}")
         compared -= 1
-    return PastLead(compared=compared, note="; ".join(notes))
+    return BestLead(compared=compared, note="; ".join(notes))
 
 
-def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> PastLead | str:
-    """Returns the metric of a former champion and the lead over it, or why they are not known."""
-    outcomes, seen = former
-    theirs, note = outcomes[slide.label or next(iter(outcomes))], ""
+def _lead_over(earlier: Earlier, ours: Assessment, rule: GateRule) -> BestLead | str:
+    """Returns the metric of an earlier champion and the lead over it, or why they are not known."""
+    outcomes, seen = earlier
+    theirs, note = outcomes[rule.label or next(iter(outcomes))], ""
     if seen is None:
         note = "it is not known which examples it was trained on"
     elif seen.any():
         ours, theirs = ours.select(~seen), theirs.select(~seen)
         note = f"on {(~seen).sum():,} of the {len(seen):,} examples: it was trained on the others"
-    lead = ours.outcomes[theirs.label.name].leads(theirs).get(slide.metric)
-    value = ours.evaluation.metrics.get(slide.expression)
+    lead = ours.outcomes[theirs.label.name].leads(theirs).get(rule.metric)
+    value = ours.evaluation.metrics.get(rule.expression)
     if lead is None or value is None:
-        return f"no {slide.expression} of both on the same examples"
-    return PastLead(value=value - lead.difference, lead=lead, note=note)
+        return f"no {rule.expression} of both on the same examples"
+    return BestLead(value=value - lead.difference, lead=lead, note=note)

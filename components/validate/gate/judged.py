@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, LEVEL, SLIDE, VARIETY
-from shardline.components.validate.gate.power import PairedTest
-from shardline.components.validate.gate.rules import BEST, DRIFT, OPERATORS, parse_rule
+from shardline.components.validate.gate.rules import (
+    BEST,
+    CHAMPION,
+    DRIFT,
+    EXAMPLES,
+    LEVEL,
+    OPERATORS,
+    VARIETY,
+    parse_rule,
+)
+from shardline.components.validate.gate.sample_size import PairedTest
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval
 from shardline.components.validate.metrics.metrics import CHECKS, OF_RARE, QUALITY, SERVING, SHARES
 from shardline.trainer.base import files
@@ -159,7 +167,7 @@ def describe(rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool
 
 
 def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
-    if rule.name in (CHAMPION, SLIDE):
+    if rule.name in (CHAMPION, BEST):
         return _describe_difference(rule, evaluation.champion_comparison)
     if rule.why and rule.verdict == "failed":
         if text := _HEADLINES.get(rule.name):
@@ -173,7 +181,7 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
 
 
 def _describe_difference(rule: JudgedRule, evaluation: Evaluation) -> str:
-    other = "the champion" if rule.name == CHAMPION else "the best of former champions"
+    other = "the champion" if rule.name == CHAMPION else "the best of earlier champions"
     if rule.left is None or rule.champion is None:
         # Without the remedy, which follows the semicolon.
         return f"not compared with {other}: {rule.note.partition('; ')[0]}"
@@ -331,7 +339,7 @@ def _advise_rule(rule: JudgedRule, evaluation: Evaluation) -> Iterator[str]:
         yield _advise_examples(rule, evaluation)
     elif rule.name == CHAMPION and rule.right is None:
         yield rule.note.partition("; ")[2]
-    elif rule.verdict == "failed" and rule.name == SLIDE:
+    elif rule.verdict == "failed" and rule.name == BEST:
         yield "small losses have added up: compare settings and data with those of that champion"
     elif rule.verdict == "failed" and metric in _SERVING:
         yield "use a smaller model: fewer or narrower layers, or smaller inputs"

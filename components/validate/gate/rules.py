@@ -1,4 +1,4 @@
-"""Rules of the gate: their syntax, and the values that they compare.
+"""Gate: the rules that a model must pass, default and a user's, their syntax, and the policies.
 
 A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`. With the name of one
 of the default rules before it, it replaces that rule; "off" leaves that rule out.
@@ -21,15 +21,20 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from shardline.components.validate.export.formats import FORMATS
+from shardline.components.text import enumerate_names
+from shardline.components.validate.export.formats import FORMATS, check_names
 from shardline.components.validate.metrics import metrics
-from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Slice
-from shardline.trainer.base.deserialize import did_you_mean
-from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import CLASS
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Slice
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read
+from shardline.trainer.base.errors import SettingsError, error_prefix
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.manifest import Manifest, Split
 
 #: Metrics of one class, as in `recall[class=healthy]`.
 CLASS_METRICS = metrics.PARTS[CLASS][1]
@@ -49,7 +54,8 @@ DRIFT = "drift"
 #: Written in place of a comparison, leaves out the rule of this name.
 OFF = "off"
 
-#: Reference of a rule about a slow slide: the best of some champions, and how many these may be.
+#: Reference and name of the rule about a slow regression over time: the best of some champions. How many
+#: these may be.
 BEST = "best"
 _LAST = range(2, 17)
 
@@ -124,6 +130,11 @@ class GateRule:
         """Name of the format of a rule about a converted model, or ""."""
         feature, _, value = self.slice.partition("=")
         return value if feature == "format" and value in FORMATS else ""
+
+    @property
+    def of_champions(self) -> bool:
+        """Whether it compares with the champion, or with the best of some."""
+        return self.reference in ("champion", BEST)
 
     @property
     def is_drift(self) -> bool:
@@ -227,6 +238,8 @@ def parse_rule(text: str) -> GateRule:
     )
     if not math.isfinite(rule.limit):
         raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
+    if not rule.reference and rule.metric in (*metrics.SHARES, *CLASS_METRICS) and not 0 <= rule.limit <= 1:
+        raise SettingsError(f"{rule.expression} must be within 0..1, got {rule.limit:g}; 0.95 means 95 %")
     _check_metric(rule)
     _check_tail(rule)
     return rule
@@ -290,3 +303,254 @@ def _check_tail(rule: GateRule) -> None:
             "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
             f"{', '.join(metrics.LEAD_METRICS)}, and of precision, recall or f1 of a class"
         )
+
+
+#: Policies for what cannot be judged, and the default one.
+Policy = Literal["bless", "block"]
+DEFAULT_POLICY: Policy = "bless"
+
+#: How often a rule may block a model that is as good as the champion: LEVEL in one comparison; FAMILY in all
+#: of slices, or of several labels, together, and in LOOKS weekly comparisons with the best of some champions.
+LEVEL, FAMILY, LOOKS = 0.025, 0.05, 104
+
+_EXAMPLES = {CLASS: "'accuracy >= 0.9'", MULTILABEL: "'macro_f1 >= 0.8'", REGRESSION: "'rmse <= 10'"}
+#: Reference and name of the rule about the champion.
+CHAMPION = "champion"
+#: Name of the rule about the number of examples; first_run decides where there are too few.
+EXAMPLES = "examples"
+#: Name of the rule about test examples whose labels vary; its notes name the labels that do not.
+VARIETY = "variety"
+
+
+def _default_rules(reasons: Mapping[str, str]) -> tuple[GateRule, ...]:
+    pairs = zip(parse_rules(reasons), reasons.values(), strict=True)
+    return tuple(replace(rule, why=why) for rule, why in pairs)
+
+
+def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
+    return _default_rules(
+        {
+            f"{CHAMPION}: {champion}": "The model is not worse than the champion.",
+            f"baseline: {baseline}": "The model is better than always giving the same answer.",
+            f"{BEST}: {champion.replace(CHAMPION, 'best(8)')}": "Small losses have not added up.",
+        }
+    )
+
+
+#: Default rules about the predictions of a label, by its kind, unless a rule with their name replaces them.
+LABEL_RULES = {
+    CLASS: _reference_rules("accuracy >= champion (within 0.01)", "accuracy > baseline (p < 0.025)"),
+    MULTILABEL: _reference_rules("macro_f1 >= champion (within 0.01)", "macro_f1 > baseline (p < 0.025)"),
+    REGRESSION: _reference_rules("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
+}
+#: The same for a label with a class that has less than RARE of an equal share of the test examples, of two
+#: classes less than 20 %, and at least RAREST of them: accuracy hardly tells a model from a constant answer
+#: there, and a random one has a higher macro F1.
+RARE_RULES = _reference_rules(
+    f"{metrics.OF_RARE} >= champion (within 0.01)", f"{metrics.OF_RARE} > baseline (p < 0.025)"
+)
+RARE, RAREST = 0.4, 5
+#: Default rules about the model. Rounding differs by batch size and machine, in 16 bits by a percent.
+MODEL_RULES = _default_rules(
+    {
+        "classes: never_predicted == 0": "The model predicts each class at least once.",
+        f"{EXAMPLES}: examples >= 50": "There are enough test examples for a verdict.",
+        f"{VARIETY}: constant_labels == 0": "The test examples have different answers.",
+        "export: max_difference <= 0.02": "The exported model gives the same answers as the trained one.",
+        "golden: golden_difference <= 0.001": "A process that has TensorFlow alone gives the same answers.",
+        "finite: non_finite == 0": "All outputs are finite: none is NaN or infinite.",
+        "batch: batch_difference <= 0.02": "The answer to an example is the same in any request.",
+    }
+)
+#: The default rules for a label of kind class; `Gate.for_labels` returns those for other labels.
+DEFAULT_RULES = (*LABEL_RULES[CLASS], *MODEL_RULES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """When a model is good enough, and where it is published then.
+
+    Attributes:
+        rules: Rules in addition to the default ones or, with a name, in place of one:
+            ["worst_slice(accuracy) >= 0.8", "champion: accuracy >= champion - 0.05", "classes: off"].
+        first_run: Policy where there is no champion yet, or too few test examples: "bless" lets a model
+            pass, "block" does not.
+        undecided: Policy where too few examples leave open whether a model is worse: "bless" or "block".
+        champion_uri: Directory or gs:// URI where a blessed model is published; empty publishes nothing.
+        formats: Formats into which the exported model is converted, and measured: ["onnx", "litert"].
+        min_slice: Smallest slice that is judged, in examples.
+        allow_unmeasured: Whether a model may pass when a rule could not be judged.
+
+    Raises:
+        SettingsError: A value is of the wrong type or out of range, or a rule cannot be parsed, is about a
+            format that is not in `formats`, or has the name of no default rule about the same.
+    """
+
+    rules: tuple[str, ...] = ()
+    first_run: Policy = DEFAULT_POLICY
+    undecided: Policy = DEFAULT_POLICY
+    champion_uri: str = ""
+    formats: tuple[str, ...] = ()
+    min_slice: Count = MIN_SLICE
+    allow_unmeasured: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_names(self.formats)
+        for rule in parse_rules(self.rules):
+            _check_name(rule)
+            if rule.format and rule.format not in self.formats:
+                raise SettingsError(
+                    f"the rule {rule.text!r} is about the format {rule.format}, into which the model is not "
+                    "converted; add it to formats, or to --also"
+                )
+
+    @classmethod
+    def read(cls, path: Path) -> Gate:
+        """Reads a gate from a TOML or JSON file; SettingsError when it cannot be read, or is no gate."""
+        content = (files.read_json if path.suffix == ".json" else files.read_toml)(path, SettingsError)
+        with error_prefix(f"{path}: "):
+            return read(cls, content)
+
+    def check_champion(self) -> None:
+        """Raises SettingsError when a user's rule needs a champion, and `champion_uri` is ""."""
+        for rule in parse_rules(self.rules):
+            if rule.of_champions and rule.name not in (CHAMPION, BEST) and not self.champion_uri:
+                raise SettingsError(
+                    f"the rule {rule.text!r} compares with the champion, but champion_uri is empty; set it"
+                )
+
+    def for_labels(self, labels: Sequence[Label], test: Split | None = None) -> tuple[GateRule, ...]:
+        """Returns all rules for a dataset: the default ones, for each of several labels, and the user's.
+
+        Those of a label with a rare class in the `test` split are RARE_RULES.
+        Raises SettingsError when a user's rule does not name one of several labels, or names an unknown label
+        or a metric that its kind does not have, or two rules compare one metric with the best of champions.
+        """
+        # Of two rules with one name the last; where one is about one label, the default is for the others.
+        parsed = enumerate(parse_rules(self.rules))
+        own = {(rule.name, rule.label) if rule.name else number: rule for number, rule in parsed}
+        for rule in own.values():
+            _check_label(rule, labels)
+        rules = list[GateRule]()
+        for default in DEFAULT_RULES:
+            if replacing := own.pop((default.name, ""), None):
+                rules.append(replacing)
+            elif default.reference:
+                for label in (label for label in labels if (default.name, label.name) not in own):
+                    rule = next(each for each in _label_rules(label, test) if each.name == default.name)
+                    named = replace(rule, label=label.name, text=f"{label.name}.{rule.text}")
+                    rules.append(named if len(labels) > 1 else rule)
+            elif default.name != "classes" or {label.kind for label in labels} != {REGRESSION}:
+                rules.append(default)
+        rules += own.values()
+        of_best = {rule.expression: rule for rule in rules if rule.reference == BEST}
+        if twice := [rule for rule in rules if rule.reference == BEST and rule not in of_best.values()]:
+            instead = f"{BEST}: {of_best[twice[0].expression].text}"
+            raise SettingsError(
+                f"two rules compare {twice[0].expression} with the best of champions; write {instead!r}"
+            )
+        return tuple(rules)
+
+    def for_dataset(self, manifest: Manifest) -> tuple[GateRule, ...]:
+        """Returns all rules for a dataset, checked before any work is done.
+
+        Raises SettingsError as `for_labels` and `check_champion`, and when a rule is about a class or a
+        feature that the dataset does not have, or a class without test examples.
+        """
+        self.check_champion()
+        test = manifest.splits.get("test")
+        rules = self.for_labels(manifest.labels, test)
+        for rule in rules:
+            if rule.slice and not rule.format and (problem := _find_problem(rule, manifest, test)):
+                raise SettingsError(f"the rule {rule.text!r} is about {problem}")
+        return rules
+
+
+def _check_name(rule: GateRule) -> None:
+    defaults = {default.name: default for default in DEFAULT_RULES}
+    if rule.name and rule.name not in defaults:
+        raise SettingsError(f"there is no rule {rule.name!r} to replace; there are {', '.join(defaults)}")
+    if rule.name and rule.operator != OFF:
+        default = defaults[rule.name]
+        # A rule about something else would drop the check of the default.
+        side = "reference" if default.reference else "metric"
+        if getattr(rule, side) != getattr(default, side):
+            raise SettingsError(
+                f"the rule {rule.text!r} is about something else than {default.name!r}, {default.text!r}; "
+                f"write it without the name, or leave that one out by '{default.name}: off'"
+            )
+
+
+def _find_problem(rule: GateRule, manifest: Manifest, test: Split | None) -> str:
+    """Returns what the slice of a rule names that a dataset lacks, and what it has; "" for nothing."""
+    feature, _, value = rule.slice.partition("=")
+    label = _find_label(rule, manifest.labels)
+    part, columns = metrics.PARTS[label.kind][0], [item.name for item in manifest.columns if not item.shape]
+    known = [name for name in columns if name not in manifest.split_columns]
+    counts = test.labels[label.name].counts if test and label.class_names else ()
+    if rule.metric == DRIFT:
+        names = _profiled_features(manifest)
+        missing = f"feature {rule.slice!r}; drift is measured of {enumerate_names(names)}"
+        return "" if rule.slice in names else missing
+    if feature != part:
+        sliced = enumerate_names([part, *known])
+        return "" if feature in known else f"feature {feature!r}; the dataset can be sliced by {sliced}"
+    if value not in label.outputs:
+        return f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
+    if counts and not counts[label.outputs.index(value)]:
+        no_example = "but the test split has no example of it; add some, or use another split_salt"
+        return f"{part} {value!r}, {no_example}"
+    return ""
+
+
+def _label_rules(label: Label, test: Split | None) -> Iterator[GateRule]:
+    """Yields the default rules about the predictions of a label."""
+    counts = test.labels[label.name].counts if test and label.kind == CLASS else ()
+    rarest = min((count for count in counts if count >= RAREST), default=0)
+    if not 0 < rarest * len(counts) < RARE * sum(counts):
+        yield from LABEL_RULES[label.kind]
+        return
+    name, share, main = label.outputs[counts.index(rarest)], 100 * rarest / sum(counts), metrics.MAIN[CLASS]
+    of_rare = f" {main.capitalize()} would hardly see {name}, {share:.2g} % of the test examples."
+    yield from (replace(rule, why=rule.why + of_rare) for rule in RARE_RULES)
+
+
+def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:
+    return next((label for label in labels if label.name == rule.label), labels[0])
+
+
+def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
+    names = [label.name for label in labels]
+    if rule.label and (rule.label not in names or len(labels) == 1):
+        known = enumerate_names(names) if len(labels) > 1 else "one label: write its metrics without a name"
+        raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {known}")
+    is_quality = rule.metric in {metric.name for metric in metrics.QUALITY}
+    needs_label = rule.worst or (rule.slice and rule.metric != DRIFT) or is_quality
+    if rule.operator == OFF or not needs_label:
+        return
+    if len(labels) > 1 and not rule.label and not rule.format:
+        raise SettingsError(
+            f"the rule {rule.text!r} does not say which label it is about; write the label's name before the "
+            f"metric, {names[0]}.{rule.text}: there are {enumerate_names(names)}"
+        )
+    kind = _find_label(rule, labels).kind
+    if rule.metric not in (fitting := allowed_metrics(rule, [kind])):
+        part, of_one = metrics.PARTS[kind]
+        plain = not (rule.slice or rule.worst)
+        names = [metric.name for metric in metrics.BY_KIND[kind]] if plain else [*fitting]
+        of_part = f" and, for one {part}, {of_one[-1]}[{part}=...]" if rule.slice else ""
+        raise SettingsError(
+            f"the rule {rule.text!r} does not fit a label of kind {kind}, which has "
+            f"{', '.join(names)}{of_part}; a rule for this label is written like {_EXAMPLES[kind]}"
+        )
+
+
+def _profiled_features(manifest: Manifest) -> list[str]:
+    names = [label.name for label in manifest.labels if not label.feature.shape]
+    for feature in (item for item in manifest.features if item.encoding):
+        names += [f"{feature.name} {quantity}" for quantity in ("brightness", "height", "width")]
+    for feature in manifest.columns:
+        if not feature.shape and feature.name not in manifest.split_columns:
+            names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
+    return names

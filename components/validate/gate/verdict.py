@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, FAMILY, LEVEL, LOOKS, Gate
 from shardline.components.validate.gate.judged import (
     MAX_NAMES,
     JudgedRule,
@@ -21,8 +20,19 @@ from shardline.components.validate.gate.judged import (
     find_remedy,
     format_p,
 )
-from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Lead, PastLead
+from shardline.components.validate.gate.rules import (
+    BEST,
+    CHAMPION,
+    EXAMPLES,
+    FAMILY,
+    LEVEL,
+    LOOKS,
+    OFF,
+    OPERATORS,
+    Gate,
+    GateRule,
+)
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Interval, Lead
 from shardline.components.validate.metrics.intervals import p_below, p_within
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
@@ -59,9 +69,9 @@ def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRu
     A rule whose values are not known has none.
     """
     families = defaultdict[tuple[str, float], list[tuple[GateRule, Comparison]]](list)
-    slides = sum(rule.reference == BEST for rule in rules)
+    of_best = sum(rule.reference == BEST for rule in rules)
     for rule in dict.fromkeys(rules):
-        families[_family(rule, slides)] += [(rule, each) for each in _compare(rule, evaluation)]
+        families[_family(rule, of_best)] += [(rule, each) for each in _compare(rule, evaluation)]
     decided: dict[GateRule, list[Comparison]] = {}
     for (_, level), members in families.items():
         rejected = reject([each.p for _, each in members], level)
@@ -81,10 +91,10 @@ def reject(values: Sequence[float], level: float = FAMILY) -> list[bool]:
     return rejected
 
 
-def _family(rule: GateRule, slides: int) -> tuple[str, float]:
+def _family(rule: GateRule, of_best: int) -> tuple[str, float]:
     """Returns the family of a rule's comparisons, and the highest level of a single one."""
-    if rule.reference == BEST:  # a share for each look, rule about a slide, and champion (Bonferroni)
-        return rule.text, FAMILY / (LOOKS * slides * rule.last)
+    if rule.reference == BEST:  # a share for each look, such rule, and champion (Bonferroni)
+        return rule.text, FAMILY / (LOOKS * of_best * rule.last)
     if rule.reference == "baseline":
         return rule.text, LEVEL
     return ("slices", FAMILY) if rule.worst or rule.slice else ("champion", LEVEL)
@@ -99,16 +109,16 @@ def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None
         note = f"always answering {other.answer}"
         return other.metrics.get(rule.metric), other.leads.get(rule.metric), note
     if rule.reference == BEST:
-        past = evaluation.past.get(rule.expression, PastLead())
-        best = f"{past.version} is the best of {past.compared} champions" if past.version else ""
-        return past.value, past.lead, "; ".join(filter(None, (best, past.note)))
+        best = evaluation.best.get(rule.expression, BestLead())
+        which = f"{best.version} is the best of {best.compared} champions" if best.version else ""
+        return best.value, best.lead, "; ".join(filter(None, (which, best.note)))
     assert evaluation.champion
     theirs, _, reason = rule.measure(evaluation.champion)
     return theirs, evaluation.leads.get(rule.expression), f"champion: {reason}" if theirs is None else ""
 
 
 def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
-    if rule.reference in ("champion", BEST):
+    if rule.of_champions:
         evaluation = evaluation.champion_comparison
         if evaluation.champion is None:
             return
@@ -170,10 +180,10 @@ _COSTS = {
 
 
 @dataclass(frozen=True)
-class Absence:
+class NoChampion:
     """Reason why there is no champion to compare with; `first` where the model store has none yet."""
 
-    text: str
+    reason: str
     first: bool = False
 
 
@@ -201,36 +211,40 @@ class Blessing(Verdict):
         return f"blocked{f' by the rule {first.name}' if first.name else ''}: {why}{also}"
 
 
+_DEFAULT = Gate()
+
+
 def judge(
     evaluation: Evaluation,
-    gate: Gate,
+    rules: Sequence[GateRule],
+    gate: Gate = _DEFAULT,
     *,
-    absence: Absence | None = None,
+    missing: NoChampion | None = None,
     champion: str | None = None,
     warnings: tuple[str, ...] = (),
     training: TrainingRecord | None = None,
     champion_training: Mapping[str, Any] | None = None,
 ) -> Blessing:
-    """Returns the verdict on an evaluation.
+    """Returns the verdict on an evaluation by rules, and by the policies of a gate.
 
-    `absence` says why the evaluation has no champion; None where it has one, or no `champion_uri` is set.
+    `missing` says why the evaluation has no champion; None where it has one, or no `champion_uri` is set.
     `champion` is the champion's version. `warnings` come before those of the verdict. The remedy follows from
     the records of both trainings, where they are known.
     """
-    found = compare(gate.rules, evaluation)
-    judged = (_judge(rule, evaluation, gate, absence, found.get(rule, ())) for rule in gate.rules)
+    found = compare(rules, evaluation)
+    each = (_judge(rule, evaluation, gate, missing, found.get(rule, ())) for rule in rules)
     stopping = ["failed"] + ["unmeasured"] * (not gate.allow_unmeasured)
     stopping += ["undecided"] * (gate.undecided == "block")
-    rules = tuple(replace(rule, blocks=rule.verdict in stopping) for rule in judged)
-    blocking = [rule for rule in rules if rule.blocks]
-    undecided = [rule for rule in rules if rule.verdict == "undecided"]
-    shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
+    judged = tuple(replace(rule, blocks=rule.verdict in stopping) for rule in each)
+    blocking = [rule for rule in judged if rule.blocks]
+    undecided = [rule for rule in judged if rule.verdict == "undecided"]
+    shown = blocking or [rule for rule in judged if not rule.name or rule.verdict != "passed"] or judged
     return Blessing(
         blessed=not blocking,
-        rules=rules,
-        reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
-        warnings=(*warnings, *_warnings(evaluation, rules, absence)),
-        headline=describe(rules, evaluation, first=absence is not None and absence.first),
+        rules=judged,
+        reason="; ".join(map(str, shown)) or "there is no rule that it must pass",
+        warnings=(*warnings, *_warnings(evaluation, judged, missing)),
+        headline=describe(judged, evaluation, first=missing is not None and missing.first),
         champion=champion,
         blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
         undecided=bool(undecided),
@@ -241,7 +255,7 @@ def judge(
     )
 
 
-def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
+def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], missing: NoChampion | None) -> list[str]:
     missed = [f"{item.name.partition('=')[2]} ({item.examples:,})" for item in evaluation.never_predicted]
     warnings = []
     if missed:
@@ -250,8 +264,8 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
         warnings.append(f"Never predicted: {enumerate_names(missed, MAX_NAMES)}{few}")
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
         warnings.append(f"Rules of the gate that are switched off: {', '.join(off)}")
-    if CHAMPION in off and absence and not absence.first:
-        warnings.append(f"Not compared with the champion: {absence.text}")
+    if CHAMPION in off and missing and not missing.first:
+        warnings.append(f"Not compared with the champion: {missing.reason}")
     same = evaluation.champion_comparison
     before = same.champion.metrics if same.champion else {}
     prefixes = [f"{part.label}." if evaluation.parts else "" for part in evaluation.each]
@@ -272,20 +286,19 @@ def _judge(
     rule: GateRule,
     evaluation: Evaluation,
     gate: Gate,
-    absence: Absence | None,
+    missing: NoChampion | None,
     comparisons: Sequence[Comparison],
 ) -> JudgedRule:
     if rule.operator == OFF:
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
-    of_champions = rule.reference in ("champion", BEST)
-    if of_champions:
+    if rule.of_champions:
         evaluation = evaluation.champion_comparison
     left, interval, note = rule.measure(evaluation)
     judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "unmeasured", interval)
     judged = replace(judged, note=note, name=rule.name, why=rule.why, reference=rule.reference)
     no_drift = rule.is_drift and not evaluation.drift
-    if (evaluation.champion is None and (of_champions or no_drift)) or (no_drift and absence):
-        return _without_champion(rule, judged, gate, absence)
+    if (evaluation.champion is None and (rule.of_champions or no_drift)) or (no_drift and missing):
+        return _without_champion(rule, judged, gate, missing)
     if no_drift:
         return replace(judged, note=evaluation.no_drift)
     if rule.reference:
@@ -295,8 +308,8 @@ def _judge(
         is_open = decided.verdict == "undecided" and rule.name == CHAMPION and not rule.slice
         return _decide_by_log_loss(rule, decided, evaluation) if is_open else decided
     if rule.reference == BEST:
-        past = evaluation.past.get(rule.expression)
-        return replace(judged, verdict="passed") if past and not past.version else judged
+        best = evaluation.best.get(rule.expression)
+        return replace(judged, verdict="passed") if best and not best.version else judged
     if left is None or judged.right is None:
         return judged
     passed, notes = OPERATORS[rule.operator](left, judged.right), [judged.note]
@@ -315,18 +328,20 @@ def _judge(
     return replace(judged, verdict=verdict, note="; ".join(filter(None, notes)))
 
 
-def _without_champion(rule: GateRule, judged: JudgedRule, gate: Gate, absence: Absence | None) -> JudgedRule:
+def _without_champion(
+    rule: GateRule, judged: JudgedRule, gate: Gate, missing: NoChampion | None
+) -> JudgedRule:
     """Judges a rule about a champion that was not measured; `allow_unmeasured` does not apply."""
     verdict: Judgement = "skipped"
-    if absence is None:
+    if missing is None:
         note = "champion_uri is empty: there is nothing to compare with"
     elif rule.reference == BEST:  # the rule about the champion decides
-        note = absence.text
-    elif absence.first:
-        note = f"{absence.text}; first_run is {gate.first_run}"
+        note = missing.reason
+    elif missing.first:
+        note = f"{missing.reason}; first_run is {gate.first_run}"
         verdict = "skipped" if gate.first_run == "bless" else "failed"
     else:
-        note, verdict = absence.text, "failed"
+        note, verdict = missing.reason, "failed"
     return replace(judged, right=None if rule.reference else judged.right, verdict=verdict, note=note)
 
 

@@ -129,8 +129,8 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class PastLead:
-    """Lead of a model over the best of some champions, for a rule about a slow slide.
+class BestLead:
+    """Lead of a model over the best of some champions, for a rule about a slow regression.
 
     Attributes:
         version: Version of that champion; "" where the present champion is the best, or there is no other.
@@ -234,7 +234,7 @@ class Evaluation:
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, also of one class: "recall[class=healthy]".
         champion: What is compared of the champion's evaluation on the same examples; None if not measured.
-        past: Leads over the best of some champions, by metric as in `leads`.
+        best: Leads over the best of some champions, by metric as in `leads`.
         notes: Remarks on metrics, by name of the metric.
         left_out: Number of examples left out of the comparison, because the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
@@ -262,7 +262,7 @@ class Evaluation:
     precision_recall: tuple[Curve, ...] = ()
     leads: Mapping[str, Lead] = field(default_factory=dict)
     champion: Evaluation | None = None
-    past: Mapping[str, PastLead] = field(default_factory=dict)
+    best: Mapping[str, BestLead] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     baseline: Baseline | None = None
     left_out: int = 0
@@ -300,7 +300,7 @@ class Evaluation:
         """The evaluation on the examples on which the champion was measured, with the champion's."""
         if self.compared is None:
             return self
-        return replace(self.compared, champion=self.champion, leads=self.leads, past=self.past)
+        return replace(self.compared, champion=self.champion, leads=self.leads, best=self.best)
 
     @property
     def never_predicted(self) -> tuple[Slice, ...]:

@@ -23,10 +23,9 @@ from scipy import sparse
 
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
 from shardline.components.validate.gate.judged import TrainingRecord
-from shardline.components.validate.gate.power import POWER, PairedTest
-from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.rules import CHAMPION, FAMILY, LEVEL, parse_rules
+from shardline.components.validate.gate.sample_size import POWER, PairedTest
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluation, Lead, NumberScore
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric

@@ -1,4 +1,4 @@
-"""Power of the gate: how often its rule `(within D)` finds that a model is truly worse than the champion.
+"""Sample size and power: how often a rule `(within D)` finds that a model is worse than the champion.
 
 Of a share of examples, such as accuracy, it is exact. Of n examples, m ~ Binomial(n, differ) are answered
 rightly by one of the two models only, and of these the worse model misses c ~ Binomial(m, (differ + loss) /
@@ -16,8 +16,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from shardline.components.validate.gate.gate import LEVEL
-from shardline.components.validate.gate.rules import GateRule
+from shardline.components.validate.gate.rules import LEVEL, GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import mid_p
 from shardline.components.validate.metrics.metrics import COUNTED, SHARES

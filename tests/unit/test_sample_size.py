@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.power import PairedTest
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
+from shardline.components.validate.gate.sample_size import PairedTest
 from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.metrics.intervals import paired_share
@@ -34,7 +33,7 @@ def fails(better: int, worse: int, examples: int, within: float) -> bool:
     theirs = make_evaluation(("top", "middle", "bottom"))
     ours = dataclasses.replace(theirs, metrics={"accuracy": theirs.metrics["accuracy"] + lead.difference})
     compared = dataclasses.replace(ours, champion=theirs, leads={"accuracy": lead})
-    gate = Gate(parse_rules([f"accuracy >= champion (within {within})"]))
+    gate = parse_rules([f"accuracy >= champion (within {within})"])
     return judge(compared, gate).rules[0].verdict == "failed"
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from shardline.components.model_store.champions import Version
-from shardline.components.validate.gate.champion import compare_with_past
+from shardline.components.validate.gate.champion import compare_with_best
 from shardline.components.validate.gate.rules import GateRule, parse_rule
-from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
+from shardline.components.validate.metrics.evaluation import BestLead, Evaluation
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
@@ -62,7 +62,7 @@ class Store:
     predictions: Mapping[int, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def compare(self, challenger: Mapping[str, Outcomes], *slides: GateRule) -> dict[str, PastLead]:
+    def compare(self, challenger: Mapping[str, Outcomes], *rules: GateRule) -> dict[str, BestLead]:
         last = [
             Version(version=f"v{number}", fingerprint="", created="", metrics=metrics)
             for number, metrics in enumerate(self.recorded)
@@ -72,7 +72,7 @@ class Store:
             self.asked.append(version.version)
             return self.predictions[last.index(version)]
 
-        return compare_with_past(Challenger(challenger), last, slides, predict)  # type: ignore[arg-type]
+        return compare_with_best(Challenger(challenger), last, rules, predict)  # type: ignore[arg-type]
 
 
 def accuracies(*values: float | None) -> list[Mapping[str, float | None]]:
@@ -82,14 +82,14 @@ def accuracies(*values: float | None) -> list[Mapping[str, float | None]]:
 def test_the_best_by_its_record_is_measured_and_the_lead_over_it_known() -> None:
     store = Store(accuracies(0.95, 0.97, 0.99, 0.98), {2: ({"kind": kinds(2)}, np.zeros(N, np.bool_))})
 
-    past = store.compare({"kind": kinds(22)}, ACCURACY)["accuracy"]
+    best = store.compare({"kind": kinds(22)}, ACCURACY)["accuracy"]
 
     assert store.asked == ["v2"]
-    assert (past.version, past.compared, past.note) == ("v2", 4, "")
-    assert past.value == pytest.approx(0.99)
-    assert past.lead is not None
-    assert past.lead.difference == pytest.approx(-0.1)
-    assert past.lead.p > 0.999
+    assert (best.version, best.compared, best.note) == ("v2", 4, "")
+    assert best.value == pytest.approx(0.99)
+    assert best.lead is not None
+    assert best.lead.difference == pytest.approx(-0.1)
+    assert best.lead.p > 0.999
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_the_best_by_its_record_is_measured_and_the_lead_over_it_known() -> None
 def test_nothing_is_measured_where_the_champion_is_the_best(recorded: Any, compared: int, note: str) -> None:
     store = Store(recorded)
 
-    past = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+    best = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
 
-    assert (store.asked, past.version, past.lead, past.compared) == ([], "", None, compared)
-    assert note in past.note
+    assert (store.asked, best.version, best.lead, best.compared) == ([], "", None, compared)
+    assert note in best.note
 
 
 @pytest.mark.parametrize(
-    ("champions", "accuracy", "last", "best", "compared"),
+    ("champions", "accuracy", "last", "version", "compared"),
     [
         (4, {3: 0.99}, 3, "v1", 3),  # the third before it is not asked; of equal ones, the newest
         (40, {3: 0.99, 4: 0.98}, 8, "v4", 8),  # 1, 2, 4, 8, 16, 32 before it, and the oldest
@@ -120,15 +120,15 @@ def test_nothing_is_measured_where_the_champion_is_the_best(recorded: Any, compa
     ],
 )
 def test_the_champions_are_spaced(
-    champions: int, accuracy: Mapping[int, float], last: int, best: str, compared: int
+    champions: int, accuracy: Mapping[int, float], last: int, version: str, compared: int
 ) -> None:
     predictions = {number: ({"kind": kinds(2)}, np.zeros(N, np.bool_)) for number in range(champions)}
     values = [accuracy.get(number, 0.95 if number else 0.9) for number in range(champions)]
     rule = parse_rule(f"accuracy >= best({last}) (within 0.01)")
 
-    past = Store(accuracies(*values), predictions).compare({"kind": kinds(2)}, rule)["accuracy"]
+    best = Store(accuracies(*values), predictions).compare({"kind": kinds(2)}, rule)["accuracy"]
 
-    assert (past.version, past.compared) == (best, compared)
+    assert (best.version, best.compared) == (version, compared)
 
 
 def test_one_that_cannot_be_measured_is_left_out_with_a_note_and_the_next_best_taken() -> None:
@@ -136,33 +136,33 @@ def test_one_that_cannot_be_measured_is_left_out_with_a_note_and_the_next_best_t
         accuracies(0.9, 0.99, 0.98),
         {1: "no export.json in it", 2: ({"kind": kinds(4)}, np.zeros(N, np.bool_))},
     )
-    past = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+    best = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
 
-    assert (past.version, past.compared, past.note) == ("v2", 2, "v1 is left out: no export.json in it")
+    assert (best.version, best.compared, best.note) == ("v2", 2, "v1 is left out: no export.json in it")
 
     alone = Store(accuracies(0.9, 0.99), {1: "no export.json in it"})
-    past = alone.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+    best = alone.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
 
-    assert (past.version, past.compared, past.lead) == ("", 1, None)
-    assert past.note == "there is no other champion to compare with; v1 is left out: no export.json in it"
+    assert (best.version, best.compared, best.lead) == ("", 1, None)
+    assert best.note == "there is no other champion to compare with; v1 is left out: no export.json in it"
 
 
 def test_examples_that_it_was_trained_on_are_left_out_for_both() -> None:
     trained_on = np.arange(N) < 50
     store = Store(accuracies(0.9, 0.99), {1: ({"kind": kinds(0)}, trained_on)})
 
-    past = store.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
+    best = store.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
 
-    assert past.lead is not None
-    assert past.lead.difference == pytest.approx(-0.1)  # wrong on 15 of the 150 others
-    assert past.value == pytest.approx(1.0)
-    assert past.note == "on 150 of the 200 examples: it was trained on the others"
+    assert best.lead is not None
+    assert best.lead.difference == pytest.approx(-0.1)  # wrong on 15 of the 150 others
+    assert best.value == pytest.approx(1.0)
+    assert best.note == "on 150 of the 200 examples: it was trained on the others"
 
     unknown = Store(accuracies(0.9, 0.99), {1: ({"kind": kinds(0)}, None)})
-    past = unknown.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
+    best = unknown.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
 
-    assert past.value == pytest.approx(1.0)
-    assert past.note == "it is not known which examples it was trained on"
+    assert best.value == pytest.approx(1.0)
+    assert best.note == "it is not known which examples it was trained on"
 
 
 def test_each_label_has_its_best_less_is_better_for_errors_and_each_version_is_asked_once() -> None:
@@ -173,18 +173,18 @@ def test_each_label_has_its_best_less_is_better_for_errors_and_each_version_is_a
     ]
     both = {number: ({"kind": kinds(number), "price": prices(number)}, None) for number in (1, 2)}
     store = Store(recorded, both)
-    slides = [
+    rules = [
         parse_rule(f"{metric} best(8) (within 1 %)")
         for metric in ("kind.accuracy >=", "price.rmse <=", "price.mae <=")
     ]
 
-    past = store.compare({"kind": kinds(11), "price": prices(4.0)}, *slides)
+    best = store.compare({"kind": kinds(11), "price": prices(4.0)}, *rules)
 
-    assert {name: lead.version for name, lead in past.items()} == {
+    assert {name: lead.version for name, lead in best.items()} == {
         "kind.accuracy": "v1", "price.rmse": "v2", "price.mae": "",
     }  # fmt: skip
-    assert past["price.rmse"].value == pytest.approx(2.0, abs=0.1)
+    assert best["price.rmse"].value == pytest.approx(2.0, abs=0.1)
     assert store.asked == ["v1", "v2"]
     store = Store([{"kind.accuracy": 0.9}, {"kind.accuracy": 0.99, "price.rmse": 1.0}], {1: "damaged"})
-    store.compare({"kind": kinds(11), "price": prices(4.0)}, *slides)
+    store.compare({"kind": kinds(11), "price": prices(4.0)}, *rules)
     assert store.asked == ["v1"]
