@@ -6,7 +6,6 @@
 
 from shardline.components.runs.causes import Failure as Failure
 from shardline.components.runs.causes import explain as explain
-from shardline.components.runs.causes import split_replica as split_replica
 from shardline.components.runs.directory import RunDirectory as RunDirectory
 from shardline.components.runs.directory import TaskLog as TaskLog
 from shardline.components.runs.directory import on_platform as on_platform

@@ -85,6 +85,7 @@ class TaskLog:
     Attributes:
         task: The task that runs; "" between two. Of parallel tasks (ParallelFor) it is the one that was
             started last, whichever prints: kfp.local does not distinguish them either.
+        replica: The replica that has printed the last line; "" for none.
         tasks: The tasks that were executed, in order.
     """
 
@@ -92,7 +93,7 @@ class TaskLog:
     INDENT: ClassVar[str] = "    "
 
     def __init__(self) -> None:
-        self.task = ""
+        self.task = self.replica = ""
         self.tasks: dict[str, Task] = {}
         self._running: list[str] = []
         self._began: dict[str, float] = {}
@@ -116,8 +117,8 @@ class TaskLog:
             self.task = self._running[-1] if self._running else ""
         elif self.task and not _FRAME.match(line):
             printed = line.removeprefix(self.INDENT)
-            replica, text = split_replica(printed)
-            return None if self._kfp.has(text, replica) else printed
+            self.replica, text = split_replica(printed)
+            return None if self._kfp.has(text, self.replica) else printed
         return None
 
 
@@ -212,8 +213,7 @@ class RunDirectory:
             run = restore(Run, {"name": self.path.name, **content, **own}, RECORD_FILE, SettingsError)
         except SettingsError as error:
             raise SettingsError(f"{self.path} is not the directory of a run: {error}") from None
-        here = {"run": str(self.path)}
-        return replace(run, links=here | dict(run.links) | here)
+        return replace(run, links={**run.links, "run": str(self.path)})
 
     def read(self, record: Run | None = None, *, watching: bool = False) -> Run:
         """Reads tasks and results of the run, as far as they are there.
@@ -230,8 +230,8 @@ class RunDirectory:
             tasks.append(replace(task, state=state, **outputs.get(name, {})))
         # Where outputs have been removed, the record has the results.
         found = {name: value or getattr(record, name) for name, value in results(tasks).items()}
-        here = {"run": str(self.path)}
-        return replace(record, tasks=tuple(tasks), **found | {"links": here | dict(found["links"]) | here})
+        found["links"] = {"run": str(self.path)} | found["links"]
+        return replace(record, tasks=tuple(tasks), **found)
 
     def explain(self, run: Run) -> Run:
         """Returns the run with the explanation of its failure, from its logs; None if it has not failed."""

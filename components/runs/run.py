@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -138,12 +139,18 @@ class Run:
         return Path(self.resource)
 
     @property
+    def began(self) -> datetime.datetime | None:
+        """Time of the submission, in the zone of this machine; None where it is not known."""
+        with contextlib.suppress(ValueError):
+            return datetime.datetime.fromisoformat(self.created).astimezone()
+        return None
+
+    @property
     def seconds(self) -> float | None:
         """Seconds that it took, or has taken so far; None where they are not known."""
-        if self.duration_s is not None or self.state != "running" or not self.created:
+        if self.duration_s is not None or self.state != "running" or self.began is None:
             return self.duration_s
-        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(self.created)
-        return age.total_seconds()
+        return (datetime.datetime.now(datetime.UTC) - self.began).total_seconds()
 
     @property
     def failed_task(self) -> Task | None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shardline.components.runs.causes import Failure, KfpLines, explain, last_lines, own_error
 from shardline.components.runs.run import Run, State, Task, results
@@ -298,8 +298,7 @@ def _seconds(start: Any, end: Any) -> float | None:
     return max(0.0, _time(end or datetime.datetime.now(datetime.UTC)) - _time(start))
 
 
-@dataclass(frozen=True)
-class _LogLine:
+class _LogLine(NamedTuple):
     """One line of a replica's output, without line end, and when (UTC) Cloud Logging received it.
 
     `job` is the id of the custom job, `replica` "" for the platform's own lines, `key` the line's unique id.
@@ -313,11 +312,7 @@ class _LogLine:
 
 
 def _read_entries(
-    platform: Platform,
-    jobs: Iterable[str],
-    limit: int,
-    replica: str = "",
-    since: datetime.datetime | None = None,
+    platform: Platform, jobs: Iterable[str], limit: int, replica: str, since: datetime.datetime | None = None
 ) -> list[_LogLine]:
     """Returns the newest lines of custom jobs by id, `limit` entries at most, oldest first.
 

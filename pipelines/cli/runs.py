@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import os
 import sys
@@ -204,9 +203,7 @@ def _list(place: Place, limit: int, as_json: bool) -> None:
 
 
 def _row(place: str, run: Run) -> tuple[str, ...]:
-    began = ""
-    if run.created:
-        began = f"{datetime.datetime.fromisoformat(run.created).astimezone():%Y-%m-%d %H:%M %Z}"
+    began = f"{run.began:%Y-%m-%d %H:%M %Z}" if run.began else ""
     result = run.outcome or run.error or ""
     return run.name, place, run.pipeline, run.state, began, duration(run.seconds), result[:80]
 

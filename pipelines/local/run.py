@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.runs import Run, RunDirectory, State, TaskLog, split_replica
+from shardline.components.runs import Run, RunDirectory, State, TaskLog
 from shardline.pipelines.local import execute
 from shardline.pipelines.local.job.supervisor import LineBuffer, parse_injection
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
@@ -195,10 +195,9 @@ class Execution:
                 terminal.end_work()
             if printed is not None and line.startswith(TaskLog.INDENT):
                 self.tail.append(printed)
-                replica, text = split_replica(printed)
-                if replica:
+                if replica := self._log.replica:
                     self._heartbeat.reset()
-                    terminal.line(replica, text)
+                    terminal.line(replica, printed.removeprefix(f"{replica} | "))
         elif event.kind == "error":
             self.errors.append(event)
         else:

@@ -86,6 +86,13 @@ def test_a_run_whose_process_is_not_known_here_is_not_cancelled(
     assert f"end its process on {host}" in done.stderr
 
 
+def test_a_run_whose_time_is_damaged_is_shown() -> None:
+    write_run(created="yesterday")
+
+    assert "today: running" in shardline("status", "today").stdout
+    assert shardline("status").stdout.splitlines()[-1].startswith("today  here   toy       running")
+
+
 def test_the_status_of_a_run_here_has_its_tasks() -> None:
     write_run(state="failed", duration_s=3.0, created="2030-01-01T12:00:00Z", error="no more")
     shown = shardline("status", "today")
