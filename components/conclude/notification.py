@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from shardline.components.model_store.champions import champion_directory
-from shardline.components.runs import Failure, Run, RunDirectory, State, VertexRun, explain, log_run
+from shardline.components.runs import Run, RunDirectory, State, VertexRun, explain, log_run
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.deserialize import read, restore_integers
@@ -162,5 +162,5 @@ def _read_outcome(state: State, error: str, job_name: str, job_resource_name: st
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
     error = " ".join(error.split())
-    explanation = explain(Failure(error=error)) if state == "failed" else None
+    explanation = explain(error=error) if state == "failed" else None
     return Run(name=job_name, pipeline=job_name, state=state, error=error or None, explanation=explanation)

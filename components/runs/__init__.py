@@ -4,7 +4,6 @@
 `text` and `vertex`, and no component.
 """
 
-from shardline.components.runs.causes import Failure as Failure
 from shardline.components.runs.causes import explain as explain
 from shardline.components.runs.directory import RunDirectory as RunDirectory
 from shardline.components.runs.directory import TaskLog as TaskLog

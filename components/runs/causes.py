@@ -71,30 +71,6 @@ def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """What is known of a failed task; "", None and 0 for what is not known.
-
-    Attributes:
-        replica: Name of the replica that failed first, "worker-0" or "workerpool1-0".
-        exit_code: As a shell reports it, 137 for SIGKILL.
-        error: The last message of the task, or of the platform, in one line.
-        is_own_message: Whether `error` is one of Shardline's own messages, which also say what to do.
-        lines: The last lines of the log, without KFP's own.
-        peak_memory: Peak memory of the replica, in bytes.
-        restarts: Restarts of the replica before the failure.
-    """
-
-    task: str = ""
-    replica: str = ""
-    exit_code: int | None = None
-    error: str = ""
-    is_own_message: bool = False
-    lines: tuple[str, ...] = ()
-    peak_memory: int = 0
-    restarts: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """A failure, explained; `failed` names task and replica; "" for what is not known."""
 
@@ -254,34 +230,53 @@ def exit_meaning(code: int) -> str:
     return f"exit code {code}: {meaning}"
 
 
-def explain(failure: Failure) -> Explanation:
+def explain(
+    *,
+    task: str = "",
+    replica: str = "",
+    exit_code: int | None = None,
+    error: str = "",
+    own_message: str = "",
+    log: Iterable[str] = (),
+    peak_memory: int = 0,
+    restarts: int = 0,
+) -> Explanation:
     """Finds the likely cause of a failure, and what to do.
 
     The message of the task or of the platform comes first, then the exit code, then the log: a killed process
     prints nothing, and the log has the complaints of other replicas.
+
+    Args:
+        task: Name of the task; "" where it is not known, and so for the others.
+        replica: Name of the replica that failed first, "worker-0" or "workerpool1-0".
+        exit_code: As a shell reports it, 137 for SIGKILL.
+        error: Message of the platform or of the job, in one line.
+        own_message: One of Shardline's own messages instead, which also says what to do.
+        log: Lines that the task or the replica has printed.
+        peak_memory: Peak memory of the replica, in bytes.
+        restarts: Restarts of the replica before the failure.
     """
-    ended = _EXITS.get(failure.exit_code or 0, ("", ""))
-    cause, remedy = (
-        _match([failure.error]) or (ended if ended[1] else None) or _match(failure.lines[::-1]) or ("", "")
-    )
-    if failure.is_own_message:
+    lines, error = last_lines(log), own_message or error
+    ended = _EXITS.get(exit_code or 0, ("", ""))
+    cause, remedy = _match([error]) or (ended if ended[1] else None) or _match(lines[::-1]) or ("", "")
+    if own_message:
         # Shardline's own messages end with what to do; where one does not, the known cause does.
-        _, semicolon, advice = failure.error.rpartition("; ")
-        if failure.exit_code == errors.EXIT_BAD_INPUT and not cause:
+        _, semicolon, advice = error.rpartition("; ")
+        if exit_code == errors.EXIT_BAD_INPUT and not cause:
             cause = "a mistake in the input of the run; the same input would fail again"
         remedy = remedy or (advice if semicolon else "correct what the message names and start the run again")
-    exit_parts = [] if failure.exit_code is None else [exit_meaning(failure.exit_code)]
-    if failure.restarts:
-        exit_parts.append(f"after {failure.restarts} restart{'s' if failure.restarts > 1 else ''}")
-    if failure.peak_memory:
-        exit_parts.append(f"peak memory {failure.peak_memory / 2**20:,.0f} MiB")
+    exit_parts = [] if exit_code is None else [exit_meaning(exit_code)]
+    if restarts:
+        exit_parts.append(f"after {restarts} restart{'s' if restarts > 1 else ''}")
+    if peak_memory:
+        exit_parts.append(f"peak memory {peak_memory / 2**20:,.0f} MiB")
     return Explanation(
-        failed=", replica ".join(item for item in (failure.task, failure.replica) if item) or "unknown",
+        failed=", replica ".join(item for item in (task, replica) if item) or "unknown",
         exit="; ".join(exit_parts),
-        error=failure.error,
+        error=error,
         cause=cause,
         next_step=remedy or "look at the whole log of the task",
-        lines=failure.lines,
+        lines=lines,
     )
 
 

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardline.components.runs.causes import (
-    Failure,
+    Explanation,
     KfpLines,
     exit_code,
     explain,
-    last_lines,
     own_error,
     readable,
     split_replica,
@@ -235,10 +234,10 @@ class RunDirectory:
 
     def explain(self, run: Run) -> Run:
         """Returns the run with the explanation of its failure, from its logs; None if it has not failed."""
-        return replace(run, explanation=explain(self.failure(run)) if run.state == "failed" else None)
+        return replace(run, explanation=self.explanation(run) if run.state == "failed" else None)
 
-    def failure(self, run: Run) -> Failure:
-        """Returns the failure of the run from its logs."""
+    def explanation(self, run: Run) -> Explanation:
+        """Explains the failure of the run from its logs."""
         # Or the last task, where the run ended before KFP logged a failure.
         last = next((task for task in reversed(run.tasks) if task.state != "unknown"), None)
         task = run.failed_task or last
@@ -247,15 +246,15 @@ class RunDirectory:
         job = self.replicas / name
         if name and (job / "job.json").is_file():
             ended = load(_Job, job / "job.json", SettingsError)
-            return _replica_failure(job, ended, message) or Failure(task=name, error=ended.error or "")
+            return _explain_replica(job, ended, message) or explain(task=name, error=ended.error or "")
         printed = [text for line in lines if (text := log.read(line)) is not None and log.task == name]
         codes = [code for line in printed[-3:] for prefix, code in _SHELL.items() if line.startswith(prefix)]
-        return Failure(
+        return explain(
             task=name,
             exit_code=codes[-1] if codes else None,
-            error=message or ("" if name and run.error != _ABANDONED else run.error or ""),
-            is_own_message=bool(message),
-            lines=last_lines(printed),
+            error="" if name and run.error != _ABANDONED else run.error or "",
+            own_message=message,
+            log=printed,
         )
 
     def read_log(self, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
@@ -354,8 +353,8 @@ def _has_reliable_lock(run: Run) -> bool:
     return run.locked and run.host == socket.gethostname()
 
 
-def _replica_failure(directory: Path, job: _Job, message: str) -> Failure | None:
-    """Returns the failure of the replica of a job that failed first; None where none has.
+def _explain_replica(directory: Path, job: _Job, message: str) -> Explanation | None:
+    """Explains the failure of the replica of a job that failed first; None where none has.
 
     Its error is the replica's own message, where it has left one, or else `message`, or that of the job.
     """
@@ -373,14 +372,14 @@ def _replica_failure(directory: Path, job: _Job, message: str) -> Failure | None
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = _read_lines(directory / f"{first.name}.log")
-    own, end = own_error(lines), last[first]
-    return Failure(
+    end = last[first]
+    return explain(
         task=directory.name,
         replica=first.name,
         exit_code=None if end.exit is None else exit_code(end.exit),
-        error=own or message or job.error or "",
-        is_own_message=bool(own),
-        lines=last_lines(lines),
+        error=message or job.error or "",
+        own_message=own_error(lines),
+        log=lines,
         peak_memory=end.peak_memory_bytes,
         restarts=first.restarts,
     )

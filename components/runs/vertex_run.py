@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from shardline.components.runs.causes import Failure, KfpLines, explain, last_lines, own_error
+from shardline.components.runs.causes import Explanation, KfpLines, explain, own_error
 from shardline.components.runs.run import Run, State, Task, results
 from shardline.components.text import timestamp
 from shardline.components.vertex.client import Platform, call_api, list_all
@@ -137,12 +137,12 @@ class VertexRun:
 
         What cannot be read is reported and left out.
         """
-        return replace(run, explanation=explain(self._failure(run)) if run.state == "failed" else None)
+        return replace(run, explanation=self._explanation(run) if run.state == "failed" else None)
 
-    def _failure(self, run: Run) -> Failure:
+    def _explanation(self, run: Run) -> Explanation:
         task = run.failed_task
         if task is None:
-            return Failure(error=run.error or "")
+            return explain(error=run.error or "")
         messages: list[str] = []
         for name in reversed(task.jobs):  # until one names an exit code
             if any(map(_STATUS.search, messages)):
@@ -164,14 +164,13 @@ class VertexRun:
             except PlatformError as error:
                 progress.report("vertex", str(error))
         log = [line.text for line in lines]
-        own = own_error(log)
-        return Failure(
+        return explain(
             task=task.name,
             replica=pool,
             exit_code=int(status[1]) + (128 if status[2] and int(status[1]) < 128 else 0) if status else None,
-            error=own or " ".join(message.split()),
-            is_own_message=bool(own),
-            lines=last_lines(log),
+            error=" ".join(message.split()),
+            own_message=own_error(log),
+            log=log,
         )
 
     def read_log(self, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:

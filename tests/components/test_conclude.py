@@ -12,7 +12,7 @@ import pytest
 from shardline.components.conclude import notification
 from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import NotifySettings, message, send, webhook_url
-from shardline.components.runs import Failure, Run, RunDirectory, explain
+from shardline.components.runs import Run, RunDirectory, explain
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import Event
@@ -215,8 +215,8 @@ def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(
 
 
 def test_the_message_calls_nobody_and_fits() -> None:
-    failure = Failure(task="train", error="<users/all> & co", lines=("x" * 3000, "the last"))
-    text = message(Run(name="r", pipeline="p" * 9000, state="failed", explanation=explain(failure)))
+    failure = explain(task="train", error="<users/all> & co", log=("x" * 3000, "the last"))
+    text = message(Run(name="r", pipeline="p" * 9000, state="failed", explanation=failure))
 
     assert "<" not in text
     assert text.endswith("the last```")

@@ -213,8 +213,9 @@ def test_what_a_model_function_prints_decides_nothing(toy: Path, runs: Path) -> 
         )
 
     assert (_record(runs)["state"], _record(runs)["facts"]["blessed"]) == ("succeeded", False)
-    failure = RunDirectory(_only(runs)).failure(RunDirectory(_only(runs)).read())
-    assert (failure.task, failure.error) == ("judge", "")
+    here = RunDirectory(_only(runs))
+    failure = here.explanation(here.read())
+    assert (failure.failed, failure.error) == ("judge", "")
 
 
 @pytest.mark.usefixtures("by_themselves")

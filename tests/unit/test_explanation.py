@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.runs import Failure, Run, RunDirectory, explain
-from shardline.components.runs.causes import exit_code, exit_meaning
+from shardline.components.runs import Run, RunDirectory, explain
+from shardline.components.runs.causes import Explanation, exit_code, exit_meaning
 from shardline.trainer.base.errors import SettingsError
 
 
@@ -51,7 +51,7 @@ DENIED = "Permission 'aiplatform.models.upload' denied on resource '//aiplatform
     ],
 )
 def test_a_known_cause_is_found_in_what_was_said(error: str, cause: str, step: str) -> None:
-    explanation = explain(Failure(task="train", error=error))
+    explanation = explain(task="train", error=error)
 
     assert cause in explanation.cause
     assert step in explanation.next_step
@@ -59,18 +59,16 @@ def test_a_known_cause_is_found_in_what_was_said(error: str, cause: str, step: s
 
 def test_how_a_process_ended_counts_before_what_others_complain_of() -> None:
     lines = ("UNAVAILABLE: Connection reset by peer",)
-    killed = explain(Failure(task="train", replica="worker-1", exit_code=137, lines=lines, restarts=2))
+    killed = explain(task="train", replica="worker-1", exit_code=137, log=lines, restarts=2)
 
     assert killed.failed == "train, replica worker-1"
     assert killed.exit.endswith("; after 2 restarts")
     assert "out of memory" in killed.cause
-    assert explain(Failure(exit_code=1, lines=lines)).cause == "another replica ended"
+    assert explain(exit_code=1, log=lines).cause == "another replica ended"
 
 
 def test_a_message_of_our_own_says_what_to_do_itself() -> None:
-    explanation = explain(
-        Failure(task="train", exit_code=2, error="epochs is 0; give 1 or more", is_own_message=True)
-    )
+    explanation = explain(task="train", exit_code=2, own_message="epochs is 0; give 1 or more")
 
     assert explanation.cause.startswith("a mistake in the input")
     assert explanation.next_step == "give 1 or more"
@@ -104,9 +102,9 @@ def write_run(directory: Path, log: str = LOG, **record: object) -> Path:
     return directory
 
 
-def failure_in(run: Path) -> Failure:
+def failure_in(run: Path) -> Explanation:
     here = RunDirectory(run)
-    return here.failure(here.read())
+    return here.explanation(here.read())
 
 
 def read(run: Path) -> Run:
@@ -117,7 +115,8 @@ def read(run: Path) -> Run:
 def test_a_task_that_was_killed_is_told_from_the_shell_s_last_word(tmp_path: Path) -> None:
     failure = failure_in(write_run(tmp_path / "run"))
 
-    assert (failure.task, failure.exit_code) == ("train", 137)
+    assert failure.failed == "train"
+    assert failure.exit.startswith("SIGKILL (exit code 137)")
     assert failure.lines == ("worker-0 | about to fail", "Killed")
 
 
@@ -141,7 +140,7 @@ def test_the_replica_that_failed_first_is_named_and_not_one_that_was_stopped(tmp
     failure = failure_in(run)
 
     killed = {"task": "train", "replica": "worker-1", "exit_code": 137, "error": "worker-1 was killed"}
-    assert failure == Failure(**killed, lines=("loading", "step 3"), peak_memory=2**28, restarts=1)
+    assert failure == explain(**killed, log=("loading", "step 3"), peak_memory=2**28, restarts=1)
 
 
 def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
 
     failure = failure_in(write_run(tmp_path / "run", log))
 
-    assert (failure.error, failure.is_own_message) == ("epochs is 0; give 1 or more", True)
+    assert (failure.error, failure.next_step) == ("epochs is 0; give 1 or more", "give 1 or more")
 
 
 def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> None:
