@@ -155,7 +155,7 @@ def test_an_image_that_is_a_pipe_is_an_empty_file(tmp_path: Path) -> None:
             b'{"label": "a", "x": 12345678901234567890}',
             "a number of more than 64 bits in column 'x'",
         ),
-        ("x.jsonl", b'{"label": "' + b"a" * (65 << 20), "has a line of more than 64 MiB"),
+        ("x.jsonl", b'{"label": "' + b"a" * (65 << 20), "has a row of more than 64 MiB"),
     ],
     ids=["deep", "large number", "long line"],
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -233,13 +236,17 @@ def with_quotes(*rows: int, header: str = "id,text,label") -> str:
     ("text", "message"),
     [
         (with_quotes(50, header="id,label,text"), "ends within the quotes that open in line 52;"),
-        (with_quotes(50), "from line 2 on: quotes contain more than a row .*Row #52: Expected 3"),
+        (with_quotes(50), "ends within the quotes that open in line 52;"),
+        (
+            'id,text,label\n1,a,b\n2,"c,b\n3,d,a\n4",e,b\n',
+            "quotes contain more than a row .*Row #3: Expected 3",
+        ),
         (with_quotes(50, 52), "line 52: the quotes that open there contain the next 2 lines"),
         (with_quotes(50, 120, header="text,label"), "line 52: .* contain the next 70 lines"),
-        ('"label,x\na,1\n', "cannot infer number of columns"),
+        ('"label,x\na,1\n', "ends within the quotes that open in line 1"),
         ('label,x\na,"' + "1,b\n" * 700_000, "ends within the quotes that open in line 2"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_quotes_never_swallow_rows(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
@@ -256,6 +263,28 @@ def test_lines_and_delimiters_in_quotes_are_text(tmp_path: Path) -> None:
     rows = "".join(f'{number},"{text}",{"ab"[number % 2]}\n' for number, text in enumerate(texts * 20))
     found = read(table(tmp_path, f"id,text,label\n{rows}".rstrip("\n")))
     assert [one.features["text"] for one in found] == [text.replace('""', '"') for text in texts] * 20
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_blocks_of_a_file_are_read_apart(tmp_path: Path, monkeypatch: Any, end: str, encoding: str) -> None:
+    """Lines and delimiters in quotes, quotes in quotes, and quotes that are a part of a value."""
+    monkeypatch.setattr(formats, "BLOCK", 64)
+    monkeypatch.setattr(formats, "_COLUMN", 1)
+    cells = ['a"b', '"c,\n""d"', "", '"é\n\n"', '""', '"x"" ""y"', "12", '"z"w']
+    random.seed(0)
+    rows = "".join(f"{number},{','.join(random.choices(cells, k=2))}{end}" for number in range(300))
+    (tmp_path / "t.csv").write_bytes(f"id,a,b{end}{rows}".encode(encoding))
+    read = formats.find_format("t.csv")
+    found = [(block, batch.to_pylist()) for block, batch in read(str(tmp_path / "t.csv"), None, None, None)]
+    assert len(found) > 20
+    whole = [row for _, each in found for row in each]
+    assert [row["id"] for row in whole] == list(map(str, range(300)))
+    assert [list(row.values()) for row in whole] == list(csv.reader(io.StringIO(rows, newline="")))
+    some = found[1::3]
+    again = read(str(tmp_path / "t.csv"), None, iter([block for block, _ in some]), None)
+    assert [(block, batch.to_pylist()) for block, batch in again] == some
+    assert [whole[block.first - 1 :][: len(each)] for block, each in some] == [each for _, each in some]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

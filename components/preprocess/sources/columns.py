@@ -9,17 +9,15 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.formats import (
-    BLOCK,
-    LARGEST_ROW,
+    Block,
     Quotes,
-    RowTooLargeError,
     as_source_error,
     csv_batches,
     find_format,
@@ -34,8 +32,6 @@ Types = Mapping[str, str]
 
 #: No types are overrides of any column.
 NO_TYPES: Types = MappingProxyType({})
-
-_Item = TypeVar("_Item")
 
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Part of a path such as year=2026/month=11/part-0.parquet.
@@ -80,16 +76,15 @@ class Scan:
         gaps: Columns in which some rows are known to have no value.
         wide: Columns of whole numbers, some of which are known not to be exact as 32-bit floats.
         forms: How values of text become those of the type, by column.
-        block: Bytes of a CSV file that are read at a time.
-        batches, rows: Number of batches and of rows; 0 where that is not known.
+        blocks: Rows that can be read apart from the others; none where that is not known.
+        rows: Number of rows; 0 where that is not known.
     """
 
     types: dict[str, str]
     gaps: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
     forms: dict[str, Form] = field(default_factory=dict)
-    block: int = BLOCK
-    batches: int = 0
+    blocks: tuple[Block, ...] = ()
     rows: int = 0
 
 
@@ -244,18 +239,6 @@ def override_type(kind: str, override: str) -> str:
     return COLUMN_TYPES.get(override, kind) if fits else kind
 
 
-def chosen(items: Iterable[_Item], numbers: Iterator[int] | None) -> Iterator[_Item]:
-    """Yields the items whose numbers, from 0, are some that ascend; all for None."""
-    wanted = numbers or count()
-    following = next(wanted, None)
-    for number, item in enumerate(items):
-        if number == following:
-            yield item
-            following = next(wanted, None)
-        if following is None:
-            return
-
-
 class TypedColumns:
     """Columns that can be read as batches of rows: of files, or of a database.
 
@@ -320,24 +303,27 @@ class Columns(TypedColumns):
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row and file by file; or of some batches."""
-        for path, partitions, batch, first in chosen(self._read(names), numbers):
+        for path, partitions, batch, first in self._read(names, numbers):
             place = "row" if self._root is None else f"{os.path.relpath(path, self._root)} row"
             with as_source_error(path):
                 own = dict(zip(batch.schema.names, batch.columns, strict=True))
                 columns = {name: self._typed(name, own, partitions, batch.num_rows) for name in names}
             yield Rows(columns, batch.num_rows, place, first)
 
-    def _read(self, names: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str], Any, int]]:
-        """Yields the batches of all files: path and partitions, what it holds, and the number of a row."""
-        for path in self._paths:
-            partitions, first = self._partitions(path), 1
+    def _read(
+        self, names: Sequence[str], numbers: Iterator[int] | None
+    ) -> Iterator[tuple[str, Mapping[str, str], Any, int]]:
+        """Yields some batches: path and partitions of the file, what it holds, and the number of a row."""
+        wanted = self.scan.blocks if numbers is None else map(self.scan.blocks.__getitem__, numbers)
+        for file, blocks in groupby(wanted, lambda block: block.file):
+            path = self._paths[file]
+            partitions = self._partitions(path)
             stored = [name for name in names if name not in partitions]
             # Where only partitions are requested, another column gives the number of rows.
             stored = stored or [next(name for name in self.types if name not in partitions)]
             with as_source_error(path):
-                for batch in find_format(path)(path, stored, self.scan.block, None):
-                    yield path, partitions, batch, first
-                    first += batch.num_rows
+                for block, batch in find_format(path)(path, stored, blocks, None):
+                    yield path, partitions, batch, block.first
 
     def _typed(self, name: str, own: Mapping[str, Any], partitions: Mapping[str, str], rows: int) -> Any:
         import pyarrow as pa
@@ -350,31 +336,23 @@ class Columns(TypedColumns):
         return typed(values, kind, self.scan.forms.get(name))
 
     def _scan(self, overrides: Types) -> Scan:
-        block = BLOCK
-        while True:
-            try:
-                return self._scan_in_blocks(overrides, block)
-            except RowTooLargeError as error:
-                block *= 8
-                if block > LARGEST_ROW:
-                    raise error.refusal from None
-
-    def _scan_in_blocks(self, overrides: Types, block: int) -> Scan:
-        found, batches, rows = dict[str, ColumnScan](), 0, 0
+        found, read, rows = dict[str, ColumnScan](), list[Block](), 0
         quotes = {path: Quotes(path) for path in self._paths if find_format(path) is csv_batches}
-        for path in self._paths:
+        for file, path in enumerate(self._paths):
             own = dict[str, None]()
-            for columns in self._all_columns(path, block, quotes.get(path)):
-                own |= dict.fromkeys(columns)
-                for name, values in columns.items():
-                    if name not in found:
-                        guessed = self._is_csv or name in self._partitions(path)
-                        found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)
-                        found[name].has_gaps = rows > 0
-                    found[name].add(values, path)
-                for name in found.keys() - columns.keys():  # no row of a batch of JSON has it
-                    found[name].has_gaps = True
-                batches, rows = batches + 1, rows + max(map(len, columns.values()), default=0)
+            with as_source_error(path):
+                for block, columns in self._all_columns(path, quotes.get(path)):
+                    own |= dict.fromkeys(columns)
+                    for name, values in columns.items():
+                        if name not in found:
+                            guessed = self._is_csv or name in self._partitions(path)
+                            found[name] = ColumnScan(name, overrides.get(name, ""), guessed=guessed)
+                            found[name].has_gaps = rows > 0
+                        found[name].add(values, path)
+                    for name in found.keys() - columns.keys():  # no row of a batch of JSON has it
+                        found[name].has_gaps = True
+                    read.append(replace(block, file=file))
+                    rows += max(map(len, columns.values()), default=0)
             if not own:
                 raise SourceError(f"{path!r} is empty: it has no column")
             for column in sorted(own.keys() ^ found.keys()):
@@ -382,27 +360,24 @@ class Columns(TypedColumns):
                 raise SourceError(
                     f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
                 )
-        return replace(_finish_scan(found, quotes.values(), block), batches=batches, rows=rows)
+        return replace(_finish_scan(found, quotes.values()), blocks=tuple(read), rows=rows)
 
-    def _all_columns(self, path: str, block: int, quotes: Quotes | None) -> Iterator[Mapping[str, Any]]:
+    def _all_columns(self, path: str, quotes: Quotes | None) -> Iterator[tuple[Block, Mapping[str, Any]]]:
         """Yields all columns of a file, batch by batch."""
         import pyarrow as pa
 
         partitions = {name: pa.array([value]) for name, value in self._partitions(path).items()}
-        with as_source_error(path):
-            for batch in find_format(path)(path, None, block, quotes):
-                if twice := partitions.keys() & {*batch.schema.names}:
-                    raise SourceError(
-                        f"{path!r} has a column {min(twice)!r} in it and in its path; rename one"
-                    )
-                yield dict(zip(batch.schema.names, batch.columns, strict=True)) | partitions
+        for block, batch in find_format(path)(path, None, None, quotes):
+            if twice := partitions.keys() & {*batch.schema.names}:
+                raise SourceError(f"{path!r} has a column {min(twice)!r} in it and in its path; rename one")
+            yield block, dict(zip(batch.schema.names, batch.columns, strict=True)) | partitions
 
     def _partitions(self, path: str) -> dict[str, str]:
         below = os.path.relpath(os.path.dirname(path), self._root) if self._root is not None else ""
         return {unquote(name): unquote(value) for name, value in _PARTITION.findall(below)}
 
 
-def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes], block: int) -> Scan:
+def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes]) -> Scan:
     results, faults = dict[str, tuple[str, Form | None]](), list[SourceError]()
     for name, column in found.items():
         try:
@@ -420,7 +395,6 @@ def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes], bloc
         gaps=tuple(name for name, column in found.items() if column.has_gaps),
         wide=tuple(name for name, column in found.items() if column.is_wide),
         forms={name: form for name, (_, form) in results.items() if form},
-        block=block,
     )
 
 

@@ -12,8 +12,10 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, TypeVar
 
 from shardline.components.preprocess.schema.targets import is_number
 from shardline.components.storage import open_read
@@ -29,16 +31,34 @@ _COLUMN = 2048
 
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
-# A row appended to a file: where it becomes a part of a value, a quote is not closed.
-_END = "\x1e\x04"
-
 # A value whose lines have as many cells as rows is taken for rows if this share of at least so many cells are
 # numbers in columns of numbers; in a table of texts, if it has so many lines.
 _SHARE, _NUMBERS, _LINES = 0.9, 2, 20
 
-#: Yields some columns of a file, or all of them (None), in Arrow's batches of about so many bytes; of a CSV
-#: file as text, whose quotes are checked.
-Format = Callable[[str, Sequence[str] | None, int, "Quotes | None"], Iterator[Any]]
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of a file that are read together, and without the others.
+
+    Attributes:
+        offset, size: Where they are in the file's text, in bytes; of a Parquet file, the number of the batch.
+        first: Number of the first row, from 1.
+        file: Number of the file.
+    """
+
+    offset: int
+    size: int
+    first: int
+    file: int = 0
+
+
+#: Yields some columns of a file, or all of them (None), of some blocks, which ascend, or of all (None), as
+#: Arrow's batches; of a CSV file as text, whose quotes are checked.
+Format = Callable[
+    [str, Sequence[str] | None, Iterator[Block] | None, "Quotes | None"], Iterator[tuple[Block, Any]]
+]
 
 
 #: Formats of compression by their suffix, in pyarrow's terms.
@@ -63,58 +83,125 @@ def find_format(path: str) -> Format:
     return _FORMATS[suffix]
 
 
-@contextlib.contextmanager
-def _open_decompressed(path: str) -> Iterator[Any]:
-    compression = _suffixes(path)[1]
-    with open_read(path) as file:
-        if not compression:
-            yield file
+def chosen(items: Iterable[_Item], numbers: Iterator[int] | None) -> Iterator[_Item]:
+    """Yields the items whose numbers, from 0, are some that ascend; all for None."""
+    wanted = count() if numbers is None else numbers
+    following = next(wanted, None)
+    for number, item in enumerate(items):
+        if number == following:
+            yield item
+            following = next(wanted, None)
+        if following is None:
             return
-        import pyarrow as pa
-
-        with pa.CompressedInputStream(pa.PythonFile(file, "r"), _CODECS[compression]) as plain:
-            yield plain
 
 
-class _DecodedText(io.RawIOBase):
-    """A CSV file, followed by a row `_END` of `columns` columns.
+class _Text(contextlib.AbstractContextManager["_Text"]):
+    """Text of a file, decompressed, as UTF-8 without a byte-order mark; UTF-16 is known by its mark."""
 
-    Its `delimiter` is inferred from its first lines; its `encoding` is UTF-16 by its byte-order mark, else
-    UTF-8.
-    """
+    def __init__(self, path: str) -> None:
+        self._path, compression = path, _suffixes(path)[1]
+        self._file: Any = open_read(path)
+        if compression:
+            import pyarrow as pa
 
-    def __init__(self, file: Any, columns: int = 0) -> None:
-        # Not left to Arrow, which takes quotes after the mark for a part of the first name.
-        self._file, block = file, bytes(file.read(BLOCK)).removeprefix(codecs.BOM_UTF8)
-        encoding = _BYTE_ORDER_MARKS.get(bytes(block[:2]), "utf-8")
-        text = re.sub('"[^"]*"', "", block.decode(encoding, "replace"))
-        self.encoding, self.delimiter = encoding[:6].rstrip("-"), _find_delimiter(text.split("\n")[:20])
-        end = f"\n{self.delimiter.join([_END] * columns)}\n" if columns else ""
-        self._block, self._end = memoryview(block), end.encode(encoding)
+            self._file = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), _CODECS[compression])
+        mark = bytes(self._file.read(3))
+        encoding = _BYTE_ORDER_MARKS.get(mark[:2])
+        self._decoder = codecs.getincrementaldecoder(encoding)() if encoding else None
+        self._ahead = self._decode(mark[2:]) if encoding else mark.removeprefix(codecs.BOM_UTF8)
+        self._offset = 0  # of what is read ahead
+        self._can_seek, self._start = not (compression or encoding), len(mark) - len(self._ahead)
 
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
-    def readinto(self, buffer: Any) -> int:
-        """Reads into a buffer."""
-        if not self._block:
-            block = self._file.read(len(buffer))
-            if not block:
-                block, self._end = self._end, b""
-            self._block = memoryview(block)
-        count = min(len(buffer), len(self._block))
-        buffer[:count], self._block = self._block[:count], self._block[count:]
-        return count
+    def _decode(self, data: bytes) -> bytes:
+        return self._decoder.decode(data, final=not data).encode() if self._decoder else data
+
+    def peek(self, size: int) -> bytes:
+        """Returns the next bytes, so many or more, or what is left."""
+        while len(self._ahead) < size:
+            more = bytes(self._file.read(size - len(self._ahead)))
+            self._ahead += self._decode(more)
+            if not more:
+                break
+        return self._ahead
+
+    def read(self, size: int) -> bytes:
+        """Reads so many bytes, or what is left."""
+        data = self.peek(size)[:size]
+        self._ahead, self._offset = self._ahead[size:], self._offset + len(data)
+        return data
+
+    def _read_block(self, block: Block) -> bytes:
+        if self._can_seek and block.offset > self._offset + len(self._ahead):
+            self._file.seek(self._start + block.offset)
+            self._ahead, self._offset = b"", block.offset
+        while self._offset < block.offset and self.read(min(BLOCK, block.offset - self._offset)):
+            pass
+        return self.read(block.size)
+
+    def blocks(
+        self, wanted: Iterator[Block] | None, size: int, rows: Callable[[bytes], tuple[int, int]]
+    ) -> Iterator[tuple[Block, bytes]]:
+        """Yields the text of some blocks; or of all, which are found here, of whole rows and a size in bytes.
+
+        `rows` returns where the last row of a text ends, 0 if none does, and where quotes open that it does
+        not close, -1 if there are none.
+        """
+        if wanted is not None:
+            yield from ((block, self._read_block(block)) for block in wanted)
+            return
+        data, more, line = b"", b"-", 1
+        while more:
+            more = self.read(max(size, len(data)))
+            data += more
+            end, opening = rows(data)
+            if not more and opening >= 0:
+                line += data.count(b"\n", 0, opening)
+                raise SourceError(
+                    f"{self._path!r} ends within the quotes that open in line {line:,}; close them"
+                )
+            if block := data[:end] if more else data:
+                yield Block(self._offset - len(data), len(block), 0), block
+            data, line = data[len(block) :], line + block.count(b"\n")
+            if len(data) > LARGEST_ROW:
+                large = f"has a row of more than {LARGEST_ROW >> 20} MiB from line {line:,} on"
+                raise SourceError(
+                    f"{self._path!r} {large}; in JSON it is one line, and in CSV quotes are closed"
+                )
 
 
-def _find_delimiter(lines: Sequence[str]) -> str:
+def _find_delimiter(text: str) -> str:
     """Returns the delimiter that all of the first lines have as often, else that of the header."""
-    header, *rows = lines
+    header, *rows = re.sub('"[^"]*"', "", text).split("\n")[:20]
     rows = [line for line in rows[:-1] if line.strip()]  # the last may be cut off
     found = [mark for mark in "\t;," if mark in header]
     even = [mark for mark in found if all(line.count(mark) == header.count(mark) for line in rows)]
     return max(even or found or [","], key=header.count)
+
+
+def _row_ends(data: bytes, delimiter: bytes) -> tuple[int, int]:
+    """Returns where the last row of a CSV file's text ends, and where quotes open, as for `_Text.blocks`."""
+    import numpy as np
+
+    content = np.frombuffer(b"\n" + data, np.uint8)
+    at = np.flatnonzero(content == ord('"'))
+    before, quotes = content[at[::2] - 1].tobytes(), at - 1
+    # Those that open and close values take turns, unless one is in a value that has no quotes around it.
+    if before.translate(None, b'"\r\n' + delimiter):
+        value = re.compile(rb'(?<![^%b\r\n])"(?:[^"]++|"")*+(?P<end>"?)' % re.escape(delimiter))
+        ends = ((found.start(), found.end() - 1, found["end"]) for found in value.finditer(data))
+        quotes = np.array([at for start, end, closed in ends for at in (start, end)[: 1 + len(closed)]], int)
+    number = len(quotes) - 1
+    while number > 1 and quotes[number] == quotes[number - 1] + 1:  # two are one in a value
+        number -= 2
+    opening, end = (int(quotes[number]),) * 2 if len(quotes) % 2 else (-1, len(data))
+    for start, last in quotes[: len(quotes) // 2 * 2].reshape(-1, 2)[::-1]:
+        if found := max(data.rfind(mark, last, end) for mark in (b"\n", b"\r")) + 1:
+            return found, opening
+        end = start
+    return max(data.rfind(mark, 0, end) for mark in (b"\n", b"\r")) + 1, opening
 
 
 class Quotes:
@@ -124,19 +211,14 @@ class Quotes:
     """
 
     def __init__(self, path: str) -> None:
-        self._path, self.line, self._last, self._delimiter = path, 2, 1, ","
+        self._path, self.line, self._delimiter = path, 2, ","
         self._suspects: list[tuple[int, str, str]] = []
 
-    def check(self, batch: Any, delimiter: str) -> Any:
-        """Notes values of several lines that have as many delimiters as that many rows.
-
-        Returns the batch without the row that was appended by `_DecodedText`.
-        """
+    def check(self, batch: Any, delimiter: str) -> None:
+        """Notes values of several lines that have as many delimiters as that many rows."""
         import numpy as np
         import pyarrow.compute as pc
 
-        if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
-            self._last, batch = -self._last, batch.slice(0, batch.num_rows - 1)
         added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, str, str]]()
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if not pc.any(pc.match_substring(column, "\n")).as_py():
@@ -149,16 +231,9 @@ class Quotes:
         lines = self.line + np.cumsum(added) + np.arange(len(added))
         self._suspects += [(int(lines[row]), name, value) for row, name, value in suspects]
         self._delimiter, self.line = delimiter, int(lines[-1])
-        if self._last > 0:
-            self._last = int(lines[-2:][0])
-        return batch
 
     def finish(self, kinds: Mapping[str, str]) -> None:
         """Raises SourceError where an unclosed quote swallows rows; `kinds` are the columns' types."""
-        if self._last > 0:
-            raise SourceError(
-                f"{self._path!r} ends within the quotes that open in line {self._last:,}; close them"
-            )
         for line, column, value in self._suspects:
             if self._holds_rows(column, value.split("\n"), kinds):
                 raise SourceError(
@@ -179,66 +254,71 @@ class Quotes:
         return len(lines) >= _LINES
 
 
-class RowTooLargeError(Exception):
-    """A row is larger than the block that is read; `refusal` is its error."""
-
-    def __init__(self, refusal: SourceError) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
-
-
-def csv_batches(path: str, names: Sequence[str] | None, block: int, quotes: Quotes | None) -> Iterator[Any]:
+def csv_batches(
+    path: str, names: Sequence[str] | None, blocks: Iterator[Block] | None, quotes: Quotes | None
+) -> Iterator[tuple[Block, Any]]:
     """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
     import pyarrow as pa
     import pyarrow.csv
 
-    header = _csv_header(path)
-    wanted = [*header] if names is None else names
-    types = {header[name]: pa.string() for name in wanted}
-    with _open_decompressed(path) as file:
-        stream = _DecodedText(file, len(header) if quotes else 0)
-        try:
-            with pyarrow.csv.open_csv(
-                io.BufferedReader(stream, 1 << 20),
-                # Messages name the row only with one thread.
-                pyarrow.csv.ReadOptions(
-                    use_threads=False,
-                    encoding=stream.encoding,
-                    block_size=max(block, _COLUMN * len(header)),
-                ),
-                pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
-                pyarrow.csv.ConvertOptions(column_types=types, include_columns=[*types]),
-            ) as reader:
-                for batch in reader:
-                    batch = batch.rename_columns(wanted)
-                    yield quotes.check(batch, stream.delimiter) if quotes else batch
-        except pa.ArrowInvalid as error:
-            message, _, more = str(error).partition("\n")
-            if not more and "straddling" not in message:
-                raise
-            line = quotes.line if quotes else 1
-            why = f"quotes contain more than a row ({message}); close them"
-            refusal = SourceError(f"cannot read {path!r} from line {line:,} on: {why}")
-            raise (RowTooLargeError(refusal) if "straddling" in message else refusal) from None
+    with _Text(path) as text:
+        delimiter = _find_delimiter(text.peek(BLOCK)[:BLOCK].decode(errors="replace"))
+        header = _csv_header(path, text.peek(BATCH_BYTES), delimiter)
+        wanted = [*header] if names is None else names
+        types = {header[name]: pa.string() for name in wanted}
+        parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        converting = pyarrow.csv.ConvertOptions(column_types=types, include_columns=[*types])
+        size, first = max(BLOCK, _COLUMN * len(header)), 1
+        for block, data in text.blocks(blocks, size, lambda data: _row_ends(data, delimiter.encode())):
+            if not data.strip(b"\r\n"):
+                continue
+            first = block.first or first
+            # The first block has the header; messages name the row only with one thread.
+            known = [*header.values()] if block.offset else None
+            reading = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=known)
+            try:
+                table = pyarrow.csv.read_csv(pa.py_buffer(data), reading, parsing, converting)
+            except pa.ArrowInvalid as error:
+                message, _, more = str(error).partition("\n")
+                message = _renumber(message, "Row #", first if known else 0)
+                why = f"quotes contain more than a row ({message}); close them"
+                raise pa.ArrowInvalid(why if more else message) from None
+            batch = _one_batch(table.rename_columns(wanted))
+            if quotes:
+                quotes.check(batch, delimiter)
+            yield replace(block, first=first), batch
+            first += batch.num_rows
 
 
-def _csv_header(path: str) -> dict[str, str]:
+def _renumber(message: str, before: str, rows: int) -> str:
+    """Returns a message in which the number of a row counts so many rows more."""
+    return re.sub(rf"(?<={before})\d+", lambda row: f"{rows + int(row[0]):,}", message)
+
+
+def _one_batch(table: Any) -> Any:
+    """Returns all rows of a table."""
+    import pyarrow as pa
+
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def _csv_header(path: str, start: bytes, delimiter: str) -> dict[str, str]:
     """Returns the columns of a CSV file as the header spells them, by their names without spaces around."""
-    with _open_decompressed(path) as file:
-        stream = _DecodedText(file)
-        text = io.TextIOWrapper(io.BufferedReader(stream), stream.encoding, newline="")
-        lines = csv.reader(iter(lambda: text.readline(LARGEST_ROW >> 2), ""), delimiter=stream.delimiter)
-        header = next((line for line in lines if line), [])
+    text = io.TextIOWrapper(io.BytesIO(start), "utf-8", newline="")
+    header = next((line for line in csv.reader(text, delimiter=delimiter) if line), [])
     names = [name.strip() for name in header]
-    for name, count in Counter(names).items():
+    for name, times in Counter(names).items():
         if not name:
             raise SourceError(f"{path!r} has a column without a name (an index of pandas?); name it")
-        if count > 1:
-            raise SourceError(f"{path!r} has a column {name!r} {count} times; rename it")
+        if times > 1:
+            raise SourceError(f"{path!r} has a column {name!r} {times} times; rename it")
     return dict(zip(names, header, strict=True))
 
 
-def _parquet_batches(path: str, names: Sequence[str] | None, *_: object) -> Iterator[Any]:
+def _parquet_batches(
+    path: str, names: Sequence[str] | None, blocks: Iterator[Block] | None, _: object
+) -> Iterator[tuple[Block, Any]]:
     """Yields some columns of a Parquet file, or all of them, in batches."""
     import pyarrow.parquet as pq
 
@@ -250,53 +330,54 @@ def _parquet_batches(path: str, names: Sequence[str] | None, *_: object) -> Iter
             1, min(1 << 16, max(BATCH_BYTES, _COLUMN * facts.num_columns) * facts.num_rows // max(size, 1))
         )
         if not facts.num_rows:  # its columns
-            yield opened.schema_arrow.empty_table()
-        yield from opened.iter_batches(rows, columns=None if names is None else list(names))
+            yield Block(0, 0, 1), opened.schema_arrow.empty_table()
+        batches = opened.iter_batches(rows, columns=None if names is None else list(names))
+        numbers = None if blocks is None else (block.offset for block in blocks)
+        yield from chosen(_numbered(batches), numbers)
+
+
+def _numbered(batches: Iterable[Any]) -> Iterator[tuple[Block, Any]]:
+    first = 1
+    for number, batch in enumerate(batches):
+        yield Block(number, 1, first), batch
+        first += batch.num_rows
 
 
 # Not by one call of pyarrow.json, which takes a column's type from the first block and refuses the first
 # float below whole numbers.
-def _json_batches(path: str, names: Sequence[str] | None, *_: object) -> Iterator[Any]:
+def _json_batches(
+    path: str, names: Sequence[str] | None, blocks: Iterator[Block] | None, _: object
+) -> Iterator[tuple[Block, Any]]:
     """Yields some columns of a file of JSON objects, or all; without those that no object of a batch has."""
+    with _Text(path) as text:
+        texts, first = set[str](), 1
+        for block, data in text.blocks(blocks, BATCH_BYTES, lambda data: (data.rfind(b"\n") + 1, -1)):
+            if data.isspace():
+                continue
+            first = block.first or first
+            batch = _parse_json(path, data, texts, first)
+            found = [name for name in names or batch.schema.names if name in batch.schema.names]
+            yield replace(block, first=first), batch.select(found)
+            first += batch.num_rows
+
+
+def _parse_json(path: str, data: bytes, texts: set[str], first: int) -> Any:
+    """Parses objects; columns with times are added to `texts`, the columns that are read as they are."""
     import pyarrow as pa
     import pyarrow.json
 
-    texts, first = set[str](), 1
-    for data in _line_blocks(path):
-        while True:
-            parsing = pyarrow.json.ParseOptions(pa.schema([(name, pa.string()) for name in texts]))
-            reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-            try:
-                table = pyarrow.json.read_json(pa.py_buffer(data), reading, parsing)
-            except pa.ArrowInvalid as error:
-                why = re.sub(r"(?<=in row )\d+", lambda row: f"{first + int(row[0]):,}", str(error))  # noqa: B023
-                raise SourceError(f"{path!r}: {why}; write an object of JSON in each line") from None
-            times = {item.name for item in table.schema if pa.types.is_timestamp(item.type)}
-            if not times:
-                break
-            texts |= times  # texts that look like times are read as they are
-        first += table.num_rows
-        for batch in table.combine_chunks().to_batches():
-            yield batch if names is None else batch.select([n for n in names if n in batch.schema.names])
-
-
-def _line_blocks(path: str) -> Iterator[bytes]:
-    """Yields the content of a file in blocks of whole lines."""
-    with _open_decompressed(path) as file:
-        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
-        while block := file.read(BATCH_BYTES):
-            end = block.rfind(b"\n") + 1
-            if end:
-                yield rest + block[:end]
-                rest = block[end:]
-            else:
-                rest += block
-            if len(rest) > LARGEST_ROW:
-                raise SourceError(
-                    f"{path!r} has a line of more than {LARGEST_ROW >> 20} MiB; a row is one line"
-                )
-        if rest.strip():
-            yield rest
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    while True:
+        parsing = pyarrow.json.ParseOptions(pa.schema([(name, pa.string()) for name in texts]))
+        try:
+            table = pyarrow.json.read_json(pa.py_buffer(data), reading, parsing)
+        except pa.ArrowInvalid as error:
+            why = _renumber(str(error), "in row ", first)
+            raise SourceError(f"{path!r}: {why}; write an object of JSON in each line") from None
+        times = {item.name for item in table.schema if pa.types.is_timestamp(item.type)}
+        if not times:
+            return _one_batch(table)
+        texts |= times
 
 
 @contextlib.contextmanager
@@ -304,7 +385,7 @@ def as_source_error(path: str) -> Iterator[None]:
     """Turns errors of pyarrow about a file into a SourceError; a damaged one may raise anything."""
     try:
         yield
-    except (ShardlineError, RowTooLargeError):
+    except ShardlineError:
         raise
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None

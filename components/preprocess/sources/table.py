@@ -135,7 +135,7 @@ class TableRows:
     @property
     def batch_count(self) -> int:
         """Number of batches that can be read apart from each other; 0 where there are images to locate."""
-        return 0 if "image" in self._names else self._columns.scan.batches
+        return 0 if "image" in self._names else len(self._columns.scan.blocks)
 
     def batches(self, numbers: Iterator[int] | None = None) -> Iterator[Batch]:
         """Yields the examples batch by batch; only some batches, whose numbers ascend."""

@@ -16,12 +16,11 @@ from shardline.components.preprocess.sources.columns import (
     Rows,
     Scan,
     TypedColumns,
-    chosen,
     override_type,
     typed,
 )
 from shardline.components.preprocess.sources.example import Span
-from shardline.components.preprocess.sources.formats import BATCH_BYTES
+from shardline.components.preprocess.sources.formats import BATCH_BYTES, Block, chosen
 from shardline.components.preprocess.sources.forms import is_wide
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
@@ -114,12 +113,13 @@ class _ExampleColumns(TypedColumns):
     def _scan(self, settings: PreprocessSettings) -> Scan:
         targets = {column for label in labels.parse(settings.label) for column in label.columns}
         targets = targets or {settings.features.get(LABEL, LABEL)}
-        found, batches, rows, fault = dict[str, _FeatureScan](), 0, 0, ""
+        found, blocks, rows, fault = dict[str, _FeatureScan](), list[Block](), 0, ""
         sound_rows = 0
         for file, first, records in self._chunks():
             sound = [record.data for record in records if isinstance(record, Record)]
             columns, faults = decode(sound)
-            batches, rows = batches + 1, rows + len(records)
+            blocks.append(Block(len(blocks), 1, first))
+            rows += len(records)
             sound_rows += len(sound) - len(faults)
             for reason in faults.values():
                 fault = fault or f"{file.path!r} has a record that cannot be read: {reason}"
@@ -139,7 +139,7 @@ class _ExampleColumns(TypedColumns):
             wanted = {"key", self._image, *settings.features.values(), *targets, settings.split_by_time}
             types = {name: kind for name, kind in types.items() if name in wanted}
         wide = tuple(name for name, feature in found.items() if feature.is_wide)
-        return Scan(types, tuple(gaps), wide, batches=batches, rows=rows)
+        return Scan(types, tuple(gaps), wide, blocks=tuple(blocks), rows=rows)
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row and file by file; or of some batches."""
