@@ -30,6 +30,7 @@ from shardline.components.preprocess.sources import bigquery, is_plugin, open_so
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
 from shardline.components.storage import (
     File,
+    Storage,
     as_source_error,
     files_below,
     match_files,
@@ -41,11 +42,10 @@ from shardline.components.text import size as size_text
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate import Gate, check_formats
 from shardline.trainer.base import code, crash, files, plugins
-from shardline.trainer.base.deserialize import load, own_fields, read, read_options, restore, restore_integers
+from shardline.trainer.base.deserialize import own_fields, read, read_options, restore, restore_integers
 from shardline.trainer.base.errors import (
     DatasetError,
     ModelError,
-    RunError,
     SettingsError,
     ShardlineError,
     SourceError,
@@ -262,9 +262,8 @@ def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: st
         champions.check_champion(gate.champion_uri)
     if not history_uri:
         return Changes(True, source, _unique_fingerprint(), "history_uri is empty: there is no history")
-    history = champions.champion_directory(history_uri)
-    with crash.output_errors(f"write to {history}", "choose another history_uri"):
-        (history / DATASETS).mkdir(parents=True, exist_ok=True)
+    history = open_history(history_uri)
+    history.check()
     content = fingerprint(data)
     named = {"model": training.model_function, "train_options": training.options, "source": source}
     settings = _settings(data, training, gate, given["source"])
@@ -326,21 +325,25 @@ def _check_rules(gate: Gate, data: PreprocessSettings) -> None:
         gate.for_labels(known)
 
 
-def _compare(history: Path, state: State, force: bool) -> tuple[RecordedRun | None, str]:
+def open_history(uri: str) -> Storage:
+    """Returns the history of runs at a path or URI."""
+    return champions.open_directory(uri, "history_uri", "the run is not recorded")
+
+
+def _compare(history: Storage, state: State, force: bool) -> tuple[RecordedRun | None, str]:
     """Returns the last run, and why this one must train; "" if it need not."""
     try:
         last = read_latest(history)
     except ModelError as error:
         return None, str(error)
     if last is None:
-        return None, f"no run is recorded in {history}"
+        return None, f"no run is recorded in {history.root}"
     return last, "force is set" if force else "; ".join(describe_changes(last.state, state))
 
 
-def read_latest(history: Path) -> RecordedRun | None:
+def read_latest(history: Storage) -> RecordedRun | None:
     """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
-    path = history / LATEST
-    return load(RecordedRun, path, ModelError) if path.exists() else None
+    return history.read(LATEST).restore(RecordedRun)
 
 
 def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
@@ -361,33 +364,34 @@ def _unique_fingerprint() -> str:
     return f"run-{uuid.uuid4().hex}"
 
 
-def dataset_key(history: Path, key: str) -> str:
+def dataset_key(history: Storage, key: str) -> str:
     """Returns the name of a dataset with the content `key` in KFP's cache.
 
     The cache does not check that a dataset still exists; a lifecycle rule may have removed its shards. Then
     it gets another name, and is written again.
     """
-    path = history / DATASETS / f"{key}.json"
+    name = f"{DATASETS}/{key}.json"
     try:
-        dataset = load(CachedDataset, path, ModelError)
-        if dataset.uri:
+        dataset = history.read(name).restore(CachedDataset)
+        if dataset and dataset.uri:
             manifests.load_whole(files.local_path(dataset.uri))
             return f"{key}-{dataset.nonce}"
-    except ModelError:  # there is none yet, or its record is damaged
+    except ModelError:  # its record is damaged
         pass
     except DatasetError:
+        assert dataset
         report(_TOPIC, f"the dataset {dataset.uri} is no longer complete: it is written again")
     dataset = CachedDataset(nonce=uuid.uuid4().hex[:8])
-    files.write_json(path, asdict(dataset))
+    history.replace(name, files.to_json(asdict(dataset), name))
     return f"{key}-{dataset.nonce}"
 
 
 def record_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
     """Records that a dataset is complete; `fingerprint` comes from `dataset_key`."""
     key, _, nonce = fingerprint.rpartition("-")
-    path = champions.champion_directory(history_uri) / DATASETS / f"{key}.json"
-    if path.exists():
-        files.write_json(path, asdict(CachedDataset(nonce=nonce, uri=uri)))
+    history, name = open_history(history_uri), f"{DATASETS}/{key}.json"
+    if history.read(name).text is not None:
+        history.replace(name, files.to_json(asdict(CachedDataset(nonce=nonce, uri=uri)), name))
 
 
 def write_history(exported: Path, state: str, history_uri: str, champion_uri: str, job_name: str) -> None:
@@ -410,11 +414,7 @@ def write_history(exported: Path, state: str, history_uri: str, champion_uri: st
         champion=champions.published_by(exported, champion_uri, job_name) if is_published else "",
         state=restore(State, content, "state", SettingsError),
     )
-    history = champions.champion_directory(history_uri)
-    try:
-        files.write_json(history / LATEST, asdict(run))
-    except OSError as error:  # the previous run remains the last one
-        raise RunError(f"cannot write to {history}: {error.strerror}; the run is not recorded") from error
+    open_history(history_uri).replace(LATEST, files.to_json(asdict(run), LATEST))
     report(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")
 
 

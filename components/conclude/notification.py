@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from shardline.components.model_store.champions import champion_directory
+from shardline.components.model_store.champions import open_directory
 from shardline.components.runs import Run, RunDirectory, State, VertexRun, explain, log_run
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
+from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
@@ -129,7 +130,9 @@ def conclude_run(
             report(TOPIC, f"| {line}")
     if history_uri:
         try:
-            run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
+            history = open_directory(history_uri, "history_uri", "the run is not recorded")
+            name = f"runs/{Path(job_name).name}/run.json"
+            history.replace(name, files.to_json(run.record(), name))
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
     settings = read(NotifySettings, restore_integers(notify), "notify")

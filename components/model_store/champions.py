@@ -29,7 +29,6 @@ from shardline.components.runs import on_platform
 from shardline.components.storage import Storage, TextFile
 from shardline.components.text import quality, truncate
 from shardline.trainer.base import crash, files
-from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError, SettingsError
 
 CHAMPION_FILE, VERSIONS, VERSION_FILE = "champion.json", "versions", "version.json"
@@ -37,17 +36,23 @@ PROMOTE_COMMAND = "shardline champion promote"
 #: Beginnings of the URI of a directory in a bucket.
 _BUCKET_PREFIXES = ("gs://", "/gcs/")
 _VERSIONS = f"{VERSIONS}/"
+_REMEDY = "publish the model again"
 #: Form of the name of a version.
 _NAME = re.compile(r"\w[\w-]*")
 
 
 def open_store(champion: str | os.PathLike[str]) -> Storage:
-    """Returns the model store at a path or URI.
+    """Returns the model store at a path or URI, as `open_directory` does."""
+    return open_directory(champion, "champion_uri", "the champion is unchanged")
+
+
+def open_directory(uri: str | os.PathLike[str], parameter: str, kept: str) -> Storage:
+    """Returns the storage that a parameter names; `kept` says what a write that fails leaves unchanged.
 
     Where SHARDLINE_GCS_ROOT replaces all buckets, one is a directory there. Raises SettingsError when that
     directory is missing, or a URI names no bucket.
     """
-    root = os.fspath(champion)
+    root = os.fspath(uri)
     if root.startswith(_BUCKET_PREFIXES):
         if os.environ.get(files.GCS_ROOT_VARIABLE):
             champion_directory(root)
@@ -55,7 +60,7 @@ def open_store(champion: str | os.PathLike[str]) -> Storage:
         if not name or name.startswith("/"):
             raise SettingsError(f"{root!r} names no bucket; write gs://BUCKET/PATH")
         root = f"gs://{PurePosixPath(name)}"
-    return Storage(root, advice="choose another champion_uri", kept="the champion is unchanged")
+    return Storage(root, advice=f"choose another {parameter}", kept=kept)
 
 
 def _names(store: Storage, folder: str) -> list[str]:
@@ -228,8 +233,8 @@ def last_champions(champion: str | os.PathLike[str]) -> tuple[Version, ...]:
 def versions(champion: str | os.PathLike[str]) -> list[Version]:
     """Returns the complete versions, oldest first; raises ModelError and PlatformError as `current` does."""
     store = open_store(champion)
-    found = (name for name in _names(store, _VERSIONS) if _NAME.fullmatch(name))
-    return [_read_version(store, name) for name in found if store.read(_record(name)).text is not None]
+    found = (_find_version(store, name) for name in _names(store, _VERSIONS) if _NAME.fullmatch(name))
+    return [version for version in found if version]
 
 
 def find_version(champion: str | os.PathLike[str], wanted: str) -> Version:
@@ -359,17 +364,14 @@ def read_pointer(store: Storage, *, required: bool = False) -> tuple[Pointer, Te
     would be blessed; its versions remain, and can be published to another store. Also where there is no
     champion yet and one is `required`.
     """
-    file, seen, pointer = store.location(CHAMPION_FILE), store.read(CHAMPION_FILE), Pointer(())
+    file, seen = store.location(CHAMPION_FILE), store.read(CHAMPION_FILE)
     command = f"{PROMOTE_COMMAND} ANOTHER {store.location(VERSIONS)}/VERSION/"
     remedy = f"restore it, or begin anew with one of its versions: {command}"
-    if seen.text is not None:
-        try:
-            content = files.parse_json(seen.text, file, ModelError)
-        except ModelError as error:
-            raise ModelError(f"{error}; {remedy}") from None
-        pointer = restore(Pointer, content, file, ModelError, remedy)
-    elif _names(store, _VERSIONS) and store.read(CHAMPION_FILE).text is None:  # it may just have been written
-        raise ModelError(f"{file} is gone, but there are versions; {remedy}")
+    pointer = seen.restore(Pointer, remedy)
+    if pointer is None and _names(store, _VERSIONS):
+        if store.read(CHAMPION_FILE).text is None:  # it may just have been written
+            raise ModelError(f"{file} is gone, but there are versions; {remedy}")
+    pointer = pointer or Pointer(())
     if required and not pointer.champions:
         raise ModelError(
             f"nothing has been published in {store.location('')}; give the directory of a champion"
@@ -406,8 +408,8 @@ def _add(
     if seen.text is None:  # else a copy that is killed would be a store that has lost it
         store.replace(CHAMPION_FILE, files.to_json(asdict(empty), CHAMPION_FILE), seen)
     for name in _names(store, _VERSIONS) if run or source else ():
-        if name.endswith(digest) and store.read(_record(name)).text is not None:
-            return _read_version(store, name)
+        if name.endswith(digest) and (version := _find_version(store, name)):
+            return version
     version = Version(
         version=f"{created:%Y%m%dT%H%M%S%f}-{digest}",
         quality=quality(verdict.metrics),
@@ -426,11 +428,14 @@ def _add(
     return version
 
 
+def _find_version(store: Storage, name: str) -> Version | None:
+    return store.read(_record(name)).restore(Version, _REMEDY)
+
+
 def _read_version(store: Storage, name: str) -> Version:
-    location, remedy = store.location(_record(name)), "publish the model again"
-    if (text := store.read(_record(name)).text) is None:
-        raise ModelError(f"no {location}: the version is damaged; {remedy}")
-    return restore(Version, files.parse_json(text, location, ModelError), location, ModelError, remedy)
+    if version := _find_version(store, name):
+        return version
+    raise ModelError(f"no {store.location(_record(name))}: the version is damaged; {_REMEDY}")
 
 
 def _record(name: str) -> str:

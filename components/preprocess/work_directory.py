@@ -104,7 +104,6 @@ class WorkDirectory:
 
     def fetch_records(self, shards: Iterable[str]) -> None:
         """Copies the records of shards from the bucket."""
-        (self.path / _ROWS).mkdir(exist_ok=True)
         self.shared.get(self.path, (_ROWS + shard for shard in shards))
 
     def shard_sizes(self) -> dict[str, int]:

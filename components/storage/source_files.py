@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import hashlib
 import io
@@ -16,9 +17,8 @@ import itertools
 import os
 import re
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -139,7 +139,6 @@ class LocalCopies:
 
     def __init__(self) -> None:
         self._directory: Path | None = None
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def kept_in(self, directory: Path) -> Iterator[None]:
@@ -147,13 +146,14 @@ class LocalCopies:
         if self._directory == directory:
             yield
             return
-        self._directory, self._started = directory, dict[str, Future[str]]()
-        self._pool = ThreadPoolExecutor(_CONCURRENT, "copies")
+        pool = ThreadPoolExecutor(_CONCURRENT, "copies")
+        self._directory = directory
+        self._start = functools.cache(functools.partial(pool.submit, _copy, directory))
         try:
             yield
         finally:
             self._directory = None
-            self._pool.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Starts to copy the objects among files that will be opened in this order, where copies are kept."""
@@ -164,21 +164,15 @@ class LocalCopies:
         """Returns the path of an object's copy, once it is complete; "" where no copies are kept."""
         return self._start(path).result() if self._directory else ""
 
-    def _start(self, path: str) -> Future[str]:
-        with self._lock:
-            if path not in self._started:
-                self._started[path] = self._pool.submit(self._copy, path)
-            return self._started[path]
 
-    def _copy(self, path: str) -> str:
-        assert self._directory
-        copy = self._directory / hashlib.sha256(os.fsencode(path)).hexdigest()
-        if not copy.exists():
-            copy.parent.mkdir(exist_ok=True)
-            bucket, name = _split(path)
-            with files.replacing(copy) as temporary:  # another process may be copying it
-                bucket.download(name, temporary)
-        return str(copy)
+def _copy(directory: Path, path: str) -> str:
+    copy = directory / hashlib.sha256(os.fsencode(path)).hexdigest()
+    if not copy.exists():
+        directory.mkdir(exist_ok=True)
+        bucket, name = _split(path)
+        with files.replacing(copy) as temporary:  # another process may be copying it
+            bucket.download(name, temporary)
+    return str(copy)
 
 
 copies = LocalCopies()

@@ -31,6 +31,7 @@ from shardline.components.vertex.client import (
     with_retries,
 )
 from shardline.trainer.base import crash, files
+from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError
 
 if TYPE_CHECKING:
@@ -77,6 +78,17 @@ class TextFile(NamedTuple):
 
     text: str | None
     generation: int = 0
+    location: str = ""
+
+    def restore(self, kind: type[T], remedy: str = "") -> T | None:
+        """Returns a dataclass from the JSON, None where there is no file; ModelError where it is damaged."""
+        if self.text is None:
+            return None
+        try:
+            content = files.parse_json(self.text, self.location, ModelError)
+        except ModelError as error:
+            raise ModelError(f"{error}{remedy and f'; {remedy}'}") from None
+        return restore(kind, content, self.location, ModelError, remedy)
 
 
 class Storage:
@@ -125,7 +137,7 @@ class Storage:
         they are needed, and a folder that is missing is empty.
         """
         if self.is_remote:
-            return self._objects(folder, len(folder), delimiter="/")
+            return self.objects(folder, len(folder), delimiter="/")
         return self._scan(folder, follow=True)
 
     def files(self, *, sizes: bool = True) -> Iterator[File]:
@@ -137,13 +149,6 @@ class Storage:
             return (each for each in self.objects() if is_visible(each.name) and each.name[-1] != "/")
         return map(with_stat, self._walk()) if sizes else self._walk()
 
-    def objects(self, prefix: str = "", **options: str | int) -> Iterator[File]:
-        """Yields a bucket's objects whose names begin with a prefix.
-
-        Of the options, `delimiter` "/" adds folders and lists one only, `page_size` bounds a request's names.
-        """
-        return self._objects(prefix, 0, **options)
-
     def read(self, name: str) -> TextFile:
         """Returns a text file; a broken link is unreadable, not missing; a bucket must be there."""
         if self.is_remote:
@@ -153,17 +158,22 @@ class Storage:
                 next(self.objects(page_size=1), None)
                 return TextFile(None)
             # Text that is not UTF-8 is not JSON either, and is reported as damaged.
-            return TextFile(data.decode("utf-8-sig", "replace"), int(blob.generation or 0))
+            text = data.decode("utf-8-sig", "replace")
+            return TextFile(text, int(blob.generation or 0), self.location(name))
         path = Path(self.root, name)
         with crash.output_errors(f"read {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
-            return TextFile(files.read_text(path, ModelError))
+            return TextFile(files.read_text(path, ModelError), location=str(path))
         return TextFile(None)
 
     def replace(self, name: str, text: str, seen: TextFile | None = None) -> bool:
         """Writes a JSON file atomically, one that was `seen` only if it is unchanged; returns whether."""
         if not self.is_remote:
-            return self._replace_on_disk(name, text, seen)
+            with (
+                crash.output_errors(f"write to {self.root}", self._advice),
+                contextlib.nullcontext() if seen is None else self._lock(),
+            ):
+                return self._replace_on_disk(Path(self.root, name), text, seen)
         blob = self._blob(name)
         blob.cache_control = "no-store"  # a public object would be served from a cache for an hour
 
@@ -177,25 +187,29 @@ class Storage:
         # A retry after a lost answer finds the text that was written.
         return bool(written) or self.read(name).text == text
 
-    def _replace_on_disk(self, name: str, text: str, seen: TextFile | None) -> bool:
-        root, path = Path(self.root), Path(self.root, name)
-        with crash.output_errors(f"write to {root}", self._advice):
-            root.mkdir(parents=True, exist_ok=True)
-            with (root / _LOCK_FILE).open("a") as lock:
-                with contextlib.suppress(OSError):  # other users may write, too
-                    os.fchmod(lock.fileno(), 0o666)
-                end = time.monotonic() + _LOCK_TIMEOUT_S
-                while not files.lock(lock.fileno()):
-                    if time.monotonic() > end:
-                        raise RunError(f"{lock.name} has been locked for {_LOCK_TIMEOUT_S:.0f} s; try again")
-                    time.sleep(0.01)
-                if seen is not None and self.read(name).text != seen.text:
-                    return False
-                try:
-                    files.write_text(path, text)
-                except OSError as error:
-                    raise RunError(f"cannot write {path}: {error.strerror}{self._kept}") from error
+    def _replace_on_disk(self, path: Path, text: str, seen: TextFile | None) -> bool:
+        if seen is not None and self.read(str(path)).text != seen.text:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            files.write_text(path, text)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}{self._kept}") from error
         return True
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        root = Path(self.root)
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / _LOCK_FILE).open("a") as lock:
+            with contextlib.suppress(OSError):  # other users may write, too
+                os.fchmod(lock.fileno(), 0o666)
+            end = time.monotonic() + _LOCK_TIMEOUT_S
+            while not files.lock(lock.fileno()):
+                if time.monotonic() > end:
+                    raise RunError(f"{lock.name} has been locked for {_LOCK_TIMEOUT_S:.0f} s; try again")
+                time.sleep(0.01)
+            yield
 
     def put(self, source: Path, names: Iterable[str], folder: str = "") -> None:
         """Copies files of a local directory: into a bucket, or into a new folder of a disk.
@@ -225,8 +239,17 @@ class Storage:
 
     def get(self, target: Path, names: Iterable[str]) -> None:
         """Copies files of a bucket to a local directory; those of a disk are used where they are."""
-        if self.is_remote:
-            self._each(names, lambda name: self.download(name, target / name))
+        if not self.is_remote:
+            return
+        root = target.resolve()
+
+        def get(name: str) -> None:
+            path = (root / name).resolve()
+            if path.is_relative_to(root):  # the name of an object may lead anywhere
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.download(name, path)
+
+        self._each(names, get)
 
     def download(self, name: str, path: Path) -> None:
         """Copies a file of a bucket to this disk."""
@@ -252,15 +275,10 @@ class Storage:
         if not self.is_remote:
             yield Path(self.root, folder)
             return
-        prefix = f"{folder}/".lstrip("/")
-        with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
-            target = Path(temporary).resolve()
-            for each in self.objects(prefix):
-                path = target / each.name.removeprefix(prefix)
-                if path.resolve().is_relative_to(target) and not each.name.endswith("/"):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    self.download(each.name, path)
-            yield target
+        there = Storage(self.location(folder))
+        with tempfile.TemporaryDirectory(prefix="shardline-") as target:
+            there.get(Path(target), (each.name for each in there.objects() if each.name[-1] != "/"))
+            yield Path(target).resolve()
 
     def check(self) -> None:
         """Checks that files can be written, and removed again, on a disk also that they can be locked."""
@@ -328,8 +346,12 @@ class Storage:
         with ThreadPoolExecutor(_TRANSFERS, "transfers") as pool:
             list(pool.map(call, names))
 
-    def _objects(self, prefix: str, start: int, **options: str | int) -> Iterator[File]:
-        """Yields objects and then folders of each page, named by what follows `start` characters."""
+    def objects(self, prefix: str = "", start: int = 0, **options: str | int) -> Iterator[File]:
+        """Yields a bucket's objects whose names begin with a prefix, named without `start` characters.
+
+        Of the options, `delimiter` "/" lists one folder only, and after the objects of each page the folders
+        in it; `page_size` bounds the names of a request.
+        """
         first, bucket = len(self._prefix) + start, self._bucket
         action = f"list gs://{bucket}/{self._prefix}{prefix}"
         listing = _client().list_blobs(

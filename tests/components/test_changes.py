@@ -399,7 +399,7 @@ def test_a_record_that_cannot_be_written_leaves_the_last(photos, history, tmp_pa
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "write_json", full)
+    monkeypatch.setattr(files, "write_text", full)
     with pytest.raises(SystemExit) as caught:
         record(history, found, tmp_path / "exported", job="run-2")
 

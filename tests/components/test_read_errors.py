@@ -12,6 +12,7 @@ from shardline.components.preprocess.plan.image_locations import ImageLocation, 
 from shardline.components.preprocess.sources import directories
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Example, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.storage import Storage
 from shardline.components.validate.gate import champion
 from shardline.trainer.base import crash
 from shardline.trainer.checkpoint import store as identity
@@ -31,10 +32,10 @@ def read_text(path: Path) -> object:
 READERS = {
     "a run's identity": ("run.json", identity._read),
     "a manifest": ("manifest.json", lambda path: manifest.load(path.parent)),
-    "the last run": (changes.LATEST, lambda path: changes.read_latest(path.parent)),
+    "the last run": (changes.LATEST, lambda path: changes.read_latest(Storage(path.parent))),
     "a cached dataset": (
         f"{changes.DATASETS}/k.json",
-        lambda path: changes.dataset_key(path.parents[1], "k"),
+        lambda path: changes.dataset_key(Storage(path.parents[1]), "k"),
     ),
     "the champion": ("champion.json", lambda path: champions.current(path.parent)),
     "a result": ("evaluations/3.json", lambda path: Evaluations(path.parents[1]).read(3)),

@@ -12,6 +12,7 @@ from shardline.components.rehearse import component, rehearsal
 from shardline.components.rehearse.rehearsal import rehearse, training_job_directory
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.rules import Gate
+from shardline.components.storage import Storage
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset
@@ -161,20 +162,19 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
 
     monkeypatch.setattr(rehearsal, "rehearse", refuse)
     history = tmp_path / "history"
-    (history / "datasets").mkdir(parents=True)
     copy = tmp_path / "copy"
     write_dataset(copy)
 
-    first = changes.dataset_key(history, "abc")
-    assert changes.dataset_key(history, "abc") != first, "a dataset that was never seen complete"
-    known = changes.dataset_key(history, "abc")
+    first = changes.dataset_key(Storage(history), "abc")
+    assert changes.dataset_key(Storage(history), "abc") != first, "a dataset that was never seen complete"
+    known = changes.dataset_key(Storage(history), "abc")
     with pytest.raises(SystemExit):
         run(copy, tmp_path, history_uri=str(history), fingerprint=known)
     assert "a slip of the hand" in reports[-1]
-    assert changes.dataset_key(history, "abc") == known
+    assert changes.dataset_key(Storage(history), "abc") == known
 
     next(copy.glob("train-*")).unlink()
-    again = changes.dataset_key(history, "abc")
+    again = changes.dataset_key(Storage(history), "abc")
     assert again != known
     assert again.startswith("abc-")
     assert any("is no longer complete: it is written again" in line for line in reports)

@@ -18,6 +18,7 @@ from shardline.components.model_store import Export, champions
 from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs import Run, RunDirectory
+from shardline.components.storage import Storage
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.judged import read_training
@@ -127,7 +128,7 @@ def publish(directory: Path, content: Any) -> Any:
 
 def read_history(directory: Path, content: Any) -> Any:
     write(directory / "latest.json", content)
-    found = read_latest(directory)
+    found = read_latest(Storage(directory))
     assert found is not None
     return describe_changes(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
 
