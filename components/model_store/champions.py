@@ -368,9 +368,9 @@ def read_pointer(store: Storage, *, required: bool = False) -> tuple[Pointer, Te
     command = f"{PROMOTE_COMMAND} ANOTHER {store.location(VERSIONS)}/VERSION/"
     remedy = f"restore it, or begin anew with one of its versions: {command}"
     pointer = seen.restore(Pointer, remedy)
-    if pointer is None and _names(store, _VERSIONS):
-        if store.read(CHAMPION_FILE).text is None:  # it may just have been written
-            raise ModelError(f"{file} is gone, but there are versions; {remedy}")
+    # Read again: it may just have been written.
+    if pointer is None and _names(store, _VERSIONS) and store.read(CHAMPION_FILE).text is None:
+        raise ModelError(f"{file} is gone, but there are versions; {remedy}")
     pointer = pointer or Pointer(())
     if required and not pointer.champions:
         raise ModelError(

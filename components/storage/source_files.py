@@ -148,7 +148,7 @@ class LocalCopies:
             return
         pool = ThreadPoolExecutor(_CONCURRENT, "copies")
         self._directory = directory
-        self._start = functools.cache(functools.partial(pool.submit, _copy, directory))
+        self._start = functools.cache(lambda path: pool.submit(_copy, directory, path))
         try:
             yield
         finally:
@@ -242,8 +242,8 @@ def _match_objects(pattern: str) -> Iterator[File]:
         yield first._replace(name=first.path)
     elif wild:
         parts, start = wanted.split("/"), wanted.rfind("/", 0, wild.start()) + 1
-        folder = {} if "/" in wanted[wild.start() :] or "**" in wanted else {"delimiter": "/"}
-        for found in bucket.objects(wanted[: wild.start()], **folder):
+        delimiter = "" if "/" in wanted[wild.start() :] or "**" in wanted else "/"
+        for found in bucket.objects(wanted[: wild.start()], delimiter=delimiter):
             name = found.name
             if is_visible(name[start:]) and name[-1] != "/" and _matches(name.split("/"), parts):
                 yield found._replace(name=found.path)

@@ -346,11 +346,12 @@ class Storage:
         with ThreadPoolExecutor(_TRANSFERS, "transfers") as pool:
             list(pool.map(call, names))
 
-    def objects(self, prefix: str = "", start: int = 0, **options: str | int) -> Iterator[File]:
+    def objects(
+        self, prefix: str = "", start: int = 0, *, delimiter: str = "", page_size: int = 1000
+    ) -> Iterator[File]:
         """Yields a bucket's objects whose names begin with a prefix, named without `start` characters.
 
-        Of the options, `delimiter` "/" lists one folder only, and after the objects of each page the folders
-        in it; `page_size` bounds the names of a request.
+        With the delimiter "/" those in one folder only, and after those of each request its folders.
         """
         first, bucket = len(self._prefix) + start, self._bucket
         action = f"list gs://{bucket}/{self._prefix}{prefix}"
@@ -359,7 +360,8 @@ class Storage:
             prefix=self._prefix + prefix,
             fields=_FIELDS,
             retry=lambda request: retry_policy(action, _client()._credentials)(request),
-            **options,
+            delimiter=delimiter or None,
+            page_size=page_size,
         )
         listing.item_to_value = (
             lambda _, item: File(  # a Blob takes longer to make than to read
