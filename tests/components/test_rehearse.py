@@ -10,9 +10,9 @@ from kfp import dsl
 from shardline.components.changes import detection as changes
 from shardline.components.rehearse import component, rehearsal
 from shardline.components.rehearse.rehearsal import rehearse, training_job_directory
+from shardline.components.storage import Storage
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.rules import Gate
-from shardline.components.storage import Storage
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset
