@@ -16,8 +16,7 @@ from shardline.pipelines.cli.checks import check, doctor, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.models import champion, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
-from shardline.pipelines.cli.run import launch, run, train
-from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit, upload
+from shardline.pipelines.cli.runs import cancel, explain, launch, logs, run, status, submit, train, upload
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.project.new import KINDS
 from shardline.trainer.base.crash import as_error

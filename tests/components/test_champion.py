@@ -12,7 +12,7 @@ from shardline.components.model_store.champions import current, open_store, prom
 from shardline.components.model_store.champions import versions as all_versions
 from shardline.components.storage import TextFile
 from shardline.pipelines.cli import main as cli
-from shardline.pipelines.cli.run import _directory_name
+from shardline.pipelines.cli.runs import _directory_name
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.exports import METRICS, contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
