@@ -28,7 +28,7 @@ from shardline.components.preprocess.inspect.profile import Profile, measure, su
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.text import table
-from shardline.components.validate.metrics.drift import compare
+from shardline.components.validate.metrics.drift import compare_profiles
 
 PAIRS = 200
 SIZES = (100, 300, 1_000, 2_000)
@@ -73,7 +73,7 @@ def share_moved(
         before, after = (resample(examples, size, random) for _ in range(2))
         if change:
             after = change(after, random)
-        moved = [item.feature for item in compare(profile(before), profile(after)) if item.moved]
+        moved = [item.feature for item in compare_profiles(profile(before), profile(after)) if item.moved]
         found += feature in moved if feature else bool(moved)
     return found / pairs
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardline.components.vertex.job import WorkerPool as WorkerPool
 
     best_trial: Any
-    conclude: Any
+    exit_handler: Any
     detect_changes: Any
     export_validate: Any
     finish_dataset: Any
@@ -52,7 +52,7 @@ _COMPONENTS = {
     "tune": ("plan_study", "best_trial"),
     "validate": ("export_validate",),
     "register": ("register", "serving_model"),
-    "conclude": ("conclude",),
+    "exit_handler": ("exit_handler",),
 }
 _FOLDERS = {name: folder for folder, names in _COMPONENTS.items() for name in names}
 _MACHINES = ("Cluster", "CustomJobSettings", "WorkerPool")

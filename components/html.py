@@ -24,7 +24,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Rows = list[tuple[str, str]]
 
 
-def render(template: Path, **values: Any) -> str:
+def render_page(template: Path, **values: Any) -> str:
     """Renders a template that extends page.html.j2 and may include templates of its folder.
 
     All text except `Markup` is escaped, and control characters are written out.

@@ -76,7 +76,7 @@ def retrain_pipeline(settings: Settings) -> Any:
         checked = {**training, **gate, "train_options": train_options, "gate_options": gate_options}
 
         # Also after a failure: it explains that one, and notifies. Only a whole run is in the history.
-        with dsl.ExitHandler(task.conclude(history_uri), name="run"):
+        with dsl.ExitHandler(task.exit_handler(history_uri), name="run"):
             changes = task.detect_changes(
                 source=source,
                 data_options=data_options,

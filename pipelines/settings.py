@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from shardline.components.code import CodeSettings, with_imported
-from shardline.components.conclude.notification import NotifySettings
+from shardline.components.exit_handler.notification import NotifySettings
 from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.components.runs import TrackingSettings
 from shardline.components.vertex import forms

@@ -102,12 +102,12 @@ class Tasks:
         """Writes the run into the history."""
         return self._task("record_run", self._small, **inputs)
 
-    def conclude(self, history_uri: Any) -> dsl.PipelineTask:
+    def exit_handler(self, history_uri: Any) -> dsl.PipelineTask:
         """Records the outcome of a run and notifies, also of a failure; the task of an exit handler."""
         notify = self._settings.notify
         if notify.emails:
             return VertexNotificationEmailOp(recipients=list(notify.emails))
-        component = self._components.conclude
+        component = self._components.exit_handler
         component.component_spec.implementation.container.env = self._settings.tracking.environment
         return component(
             job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,

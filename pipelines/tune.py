@@ -56,7 +56,7 @@ def tune_pipeline(settings: Settings, study_file: str) -> Any:
         gate = {"rules": rules, "champion_uri": champion_uri}
         checked = {**training, **gate, "train_options": train_options, "gate_options": gate_options}
 
-        with dsl.ExitHandler(task.conclude(history_uri), name="run"):
+        with dsl.ExitHandler(task.exit_handler(history_uri), name="run"):
             # Without a history, thus without a comparison with earlier runs.
             changes = task.detect_changes(source=source, data_options=data_options, **data, **checked)
             # The same source string may hold other data tomorrow: a cached result would be stale.

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.changes.detection import record_dataset
-from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
+from shardline.components.model_store import MODEL_FILE
 from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate import Gate
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.deserialize import own_fields, read, read_options, restore_integers
-from shardline.trainer.base.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data import manifest as manifests
@@ -30,8 +30,6 @@ from shardline.trainer.data.manifest import Manifest, Split
 _TOPIC = "rehearse"
 #: Examples of each split that are used, at most.
 _MAX_EXAMPLES = 32
-#: Metrics that only the validation measures: with a clean process, and on a whole dataset.
-_NOT_REHEARSED = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 #: Directories of the job below a run's own.
 _JOBS, _CHECKPOINTS = "jobs", "checkpoints"
 _INDEX = "ckpt-*.index"
@@ -139,6 +137,8 @@ def rehearse(
     from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()  # quietly
+    from shardline.components.validate import validation
+    from shardline.components.validate.evaluate import Examples
     from shardline.trainer.cluster.cluster import ClusterConfig
     from shardline.trainer.cluster.strategy import choose
     from shardline.trainer.train import check_splits
@@ -164,45 +164,10 @@ def rehearse(
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
             task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
-            _judge(model, few, sample, training.model_function, gate)
+            validation.try_gate(model / MODEL_FILE, Examples(few, sample), gate, training.model_function)
     progress.report(
         _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"
     )
-
-
-def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: Gate) -> None:
-    """Exports a model, measures the export and the champion, and raises for rules that cannot be judged."""
-    from shardline.components.validate.evaluate import Examples, measure
-    from shardline.components.validate.export.formats import measure_formats
-    from shardline.components.validate.export.signatures import CleanProcess
-    from shardline.components.validate.gate.champion import ChampionEvaluation, evaluate_champion
-    from shardline.components.validate.gate.rules import NOT_MEASURED, OFF
-    from shardline.components.validate.gate.verdict import judge
-    from shardline.components.validate.validation import export_trained
-
-    examples, out = Examples(dataset, manifest), model / "exported"
-    rules = gate.for_labels(manifest.labels, examples.split)
-    export, loaded = export_trained(
-        model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
-    )
-    calls = 3  # the latencies are not reported
-    measured = measure(out / SAVED_MODEL, examples, loaded=loaded, min_slice=1, calls=calls)
-    if export.formats:
-        with CleanProcess() as clean:
-            measured = measure_formats(out, export.formats, examples, measured, clean)
-    champion = ChampionEvaluation(measured.evaluation)
-    if gate.champion_uri:
-        champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
-        needed = any(rule.reference == "champion" and rule.operator != OFF for rule in rules)
-        if needed and champion.missing and not champion.missing.first:
-            raise ModelError(f"the champion cannot be compared with: {champion.missing.reason}")
-    # A class may be missing in so few examples, or the outputs after one step not be finite.
-    missing = any(0 in tally.counts for tally in examples.split.labels.values())
-    if missing or champion.evaluation.metrics.get("non_finite"):
-        return
-    for rule in judge(champion.evaluation, rules, gate, missing=champion.missing).rules:
-        if rule.note == NOT_MEASURED and rule.metric not in _NOT_REHEARSED:
-            raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
 
 
 def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:

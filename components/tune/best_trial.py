@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from shardline.components import text
-from shardline.components.html import render
+from shardline.components.html import render_page
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base import files
@@ -57,14 +57,14 @@ def select_best_trial(gcp_resources: str, output: Path, artifact: Path) -> Best:
     output.mkdir(parents=True, exist_ok=True)
     try:
         files.write_json(output / TRIALS_FILE, job)
-        trials, metric = trials_of(job), job["studySpec"]["metrics"][0]
-        best = best_of(trials, metric)
+        trials, metric = read_trials(job), job["studySpec"]["metrics"][0]
+        best = find_best_trial(trials, metric)
         page = _report_page(job, trials, best)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
     for path in (artifact, output / REPORT_FILE):  # for the platform's console, and for people
         files.write_text(path, page)
-    for line in table(trials, metric["metricId"], best):
+    for line in trial_table(trials, metric["metricId"], best):
         report("tune", line)
     reached = f"{metric['metricId']} {best.value:.4f}"
     fact("best trial", best.id, f"{best.id}: {reached}  {_describe_parameters(best)}")
@@ -92,7 +92,7 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
     return dict(MessageToDict(type(job).pb(job)))
 
 
-def trials_of(job: Mapping[str, Any]) -> list[TrialResult]:
+def read_trials(job: Mapping[str, Any]) -> list[TrialResult]:
     """Returns the trials of a job in the API's JSON, in the order of their numbers."""
     types = {
         spec["parameterId"]: key.removesuffix("ValueSpec")
@@ -127,7 +127,7 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
     )
 
 
-def best_of(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialResult:
+def find_best_trial(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialResult:
     """Returns the best trial by the study's metric, the first of equals; RunError when none has succeeded."""
     measured = [trial for trial in trials if trial.state == "SUCCEEDED" and trial.value is not None]
     if not measured:
@@ -139,7 +139,7 @@ def best_of(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialRe
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
 
 
-def table(trials: Sequence[TrialResult], metric: str, best: TrialResult) -> list[str]:
+def trial_table(trials: Sequence[TrialResult], metric: str, best: TrialResult) -> list[str]:
     """Returns the trials as lines of text, a heading first."""
     names = _parameter_names(trials)
     rows = [
@@ -179,7 +179,7 @@ def _report_page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: Tr
         "trials at most": str(job.get("maxTrialCount", "")),
         **{f"label {name}": label for name, label in job.get("labels", {}).items()},
     }
-    return render(
+    return render_page(
         Path(__file__).with_name("trials.html.j2"),
         name=job.get("displayName", ""),
         metric=study["metrics"][0]["metricId"],

@@ -61,11 +61,11 @@ def plan_study(
         The tuning job's fields: numbers, and texts with JSON, which no step on the way can change.
     """
     arguments = dict(locals())
-    from shardline.components.tune.study import plan
+    from shardline.components.tune.study import plan_tuning_job
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("tune"):
-        return plan(**arguments)
+        return plan_tuning_job(**arguments)
 
 
 def best_trial(

@@ -199,7 +199,7 @@ class TuningJob(NamedTuple):
     labels: str
 
 
-def plan(
+def plan_tuning_job(
     study: str,
     worker_pool_specs: Sequence[Any],
     *,

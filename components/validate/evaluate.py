@@ -188,7 +188,7 @@ class Assessment:
         )
 
 
-def measure(
+def measure_export(
     saved_model: Path,
     examples: Examples,
     *,

@@ -18,13 +18,13 @@ from shardline.components.html import page_path, relink_page
 from shardline.components.model_store import Export
 from shardline.components.model_store.champions import require_store
 from shardline.components.text import enumerate_names
-from shardline.components.validate.evaluate import Assessment, Examples, measure
+from shardline.components.validate.evaluate import Assessment, Examples, measure_export
 from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.judged import read_training
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.gate.rules import CHAMPION, NOT_MEASURED, OFF, Gate
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Evaluation
@@ -33,6 +33,7 @@ from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import find_logs, render_report
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read_options
+from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import fact, report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS
@@ -44,6 +45,8 @@ _MAX_MATRIX_BYTES = 64 * 1024
 _MAX_MATRIX_CLASSES = math.isqrt(_MAX_MATRIX_BYTES // len("0, "))
 # Points of each class's curve, approximately, for the same reason.
 _CURVE_POINTS = 30
+#: Metrics that only a validation measures: with a clean process, and on a whole dataset.
+_ONLY_VALIDATED = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 # Intervals over fewer groups are wide.
 _FEW_GROUPS = 10
 
@@ -129,6 +132,37 @@ def validate(
     return Validation(evaluation, blessing)
 
 
+def try_gate(model_file: Path, examples: Examples, gate: Gate, model_function: str) -> None:
+    """Exports and judges a model of one step on a few examples, in the model's directory.
+
+    Raises ModelError where the champion cannot be compared with, SettingsError for a rule that can never be
+    judged.
+    """
+    rules, out = gate.for_labels(examples.manifest.labels, examples.split), model_file.with_name("exported")
+    export, loaded = export_trained(
+        model_file, examples, out, formats=gate.formats, model_function=model_function
+    )
+    calls = 3  # the latencies are not reported
+    saved_model = out / model_store.SAVED_MODEL
+    measured = measure_export(saved_model, examples, loaded=loaded, min_slice=1, calls=calls)
+    if export.formats:
+        with signatures.CleanProcess() as clean:
+            measured = measure_formats(out, export.formats, examples, measured, clean)
+    champion = ChampionEvaluation(measured.evaluation)
+    if gate.champion_uri:
+        champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
+        needed = any(rule.reference == CHAMPION and rule.operator != OFF for rule in rules)
+        if needed and champion.missing and not champion.missing.first:
+            raise ModelError(f"the champion cannot be compared with: {champion.missing.reason}")
+    # A class may be missing in so few examples, or the outputs after one step not be finite.
+    missing = any(0 in tally.counts for tally in examples.split.labels.values())
+    if missing or champion.evaluation.metrics.get("non_finite"):
+        return
+    for rule in judge(champion.evaluation, rules, gate, missing=champion.missing).rules:
+        if rule.note == NOT_MEASURED and rule.metric not in _ONLY_VALIDATED:
+            raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
+
+
 def export_trained(
     model_file: Path,
     examples: Examples,
@@ -162,7 +196,7 @@ def _measure(
     report("validate", "sending golden examples to the export in a process with TensorFlow alone")
     agreement = signatures.ask_golden(clean, out)
     report("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
-    measured = measure(
+    measured = measure_export(
         out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, wait_until_idle=agreement
     )
     golden = agreement()

@@ -218,7 +218,13 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
     summary = (
         f"drift: {moved} of {len(found)} features moved" if moved else f"no drift in {len(found)} features"
     )
-    show(as_json, {"drifted": moved, "features": list(map(asdict, found))}, drift.render(found), "", summary)
+    show(
+        as_json,
+        {"drifted": moved, "features": list(map(asdict, found))},
+        drift.drift_table(found),
+        "",
+        summary,
+    )
     sys.exit(1 if moved else 0)
 
 

@@ -103,7 +103,7 @@ _STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] 
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
     "UploadModel": ("register", _leave_out),
-    "VertexNotificationEmail": ("conclude", _leave_out),
+    "VertexNotificationEmail": ("exit-handler", _leave_out),
     **dict.fromkeys(("CreateEndpoint", "DeployModel", "BatchPredictionJob"), ("deploy", _leave_out)),
 }
 

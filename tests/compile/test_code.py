@@ -108,7 +108,7 @@ def test_code_that_is_too_long_for_all_pools_of_a_job_is_refused(project: Path) 
 def test_only_components_that_run_a_users_code_bring_it(project: Path) -> None:
     ours = with_image("image:1", packages=["boxed"])
     commands = {name: getattr(ours, name).component_spec.implementation.container.command for name in FOLDERS}
-    without = {"finish_dataset", "register", "serving_model", "record_run", "conclude", "best_trial"}
+    without = {"finish_dataset", "register", "serving_model", "record_run", "exit_handler", "best_trial"}
     assert {name for name, command in commands.items() if not read(command[-1])} == without
     assert set(read(commands["train"][-1])) == {"boxed/__init__.py", "boxed/model.py"}
 

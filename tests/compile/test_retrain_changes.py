@@ -51,7 +51,7 @@ def in_many_tasks():
 
 
 def test_the_steps_and_their_order(spec):
-    assert graph(spec["root"]) == {"exit-handler-1": [], "conclude": ["exit-handler-1"]}
+    assert graph(spec["root"]) == {"exit-handler-1": [], "exit-handler": ["exit-handler-1"]}
     assert graph(inside(spec, "exit-handler-1")) == {
         "detect-changes": [],
         "condition-2": ["detect-changes"],
@@ -101,14 +101,14 @@ def test_what_is_conditional_compares_booleans_and_numbers(spec):
     assert outputs["changed"]["parameterType"] == "BOOLEAN"
 
 
-def test_the_conclusion_comes_however_the_run_ends(spec):
-    task = spec["root"]["dag"]["tasks"]["conclude"]
+def test_the_exit_handler_runs_however_the_run_ends(spec):
+    task = spec["root"]["dag"]["tasks"]["exit-handler"]
 
     assert task["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
     assert task["inputs"]["parameters"]["history_uri"] == {"componentInputParameter": "history_uri"}
 
 
-def test_an_email_takes_the_place_of_the_conclusion():
+def test_an_email_takes_the_place_of_the_exit_handler():
     notify = replace(LOCAL.notify, emails=("team@example.com",))
     spec = yaml.safe_load(compile_pipeline(replace(LOCAL, notify=notify)))
 

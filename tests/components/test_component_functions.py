@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from shardline.components import conclude, detect_changes, preprocess, write_shards
+from shardline.components import detect_changes, exit_handler, preprocess, write_shards
 from shardline.trainer.base.errors import EXIT_BAD_INPUT
 
 
@@ -28,9 +28,9 @@ def _preprocess(directory: str) -> None:
     preprocess.python_func(**outputs, source="digits", options={1: 2})
 
 
-def _conclude(directory: str) -> None:
+def _exit_handler(directory: str) -> None:
     status = dsl.PipelineTaskFinalStatus("SUCCEEDED", "run", "task", None, None)
-    conclude.python_func(status=status, notify_when="sometimes")
+    exit_handler.python_func(status=status, notify_when="sometimes")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,10 @@ def _conclude(directory: str) -> None:
             lambda directory: write_shards.python_func(planned=dsl.Dataset(uri=directory), part="first"),
             "preprocess: error: part must be an output of plan_shards, such as 0/3, got 'first'",
         ),
-        (_conclude, "conclude: error: notify.when must be 'failure', 'always' or 'never', got 'sometimes'"),
+        (
+            _exit_handler,
+            "exit-handler: error: notify.when must be 'failure', 'always' or 'never', got 'sometimes'",
+        ),
     ],
 )
 def test_a_wrong_value_ends_with_one_line(

@@ -20,7 +20,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.validate.gate.champion import ChampionEvaluation
 from shardline.components.validate.gate.rules import Gate, parse_rules
 from shardline.components.validate.gate.verdict import NoChampion, judge
-from shardline.components.validate.metrics.drift import add_drift, compare, read_profile, warnings
+from shardline.components.validate.metrics.drift import add_drift, compare_profiles, read_profile, warnings
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.deserialize import load
 from shardline.trainer.base.errors import DatasetError, SettingsError
@@ -78,7 +78,7 @@ def of_columns(rows: int = 400, **columns) -> Profile:
 
 
 def only(before: Profile, after: Profile, feature: str):
-    return next(item for item in compare(before, after) if item.feature == feature)
+    return next(item for item in compare_profiles(before, after) if item.feature == feature)
 
 
 def test_what_moved_is_said_in_words() -> None:
@@ -106,7 +106,9 @@ def test_numbers_that_are_missing_count_as_the_largest() -> None:
 def test_a_feature_that_one_has_alone_has_moved() -> None:
     before, after = of_columns(old=float, kept=float), of_columns(kept=float, new=str)
 
-    assert [(item.feature, item.before, item.after) for item in compare(before, after) if item.moved] == [
+    assert [
+        (item.feature, item.before, item.after) for item in compare_profiles(before, after) if item.moved
+    ] == [
         ("new length", "not there", "numbers"),
         ("old", "numbers", "not there"),
     ]
@@ -115,8 +117,8 @@ def test_a_feature_that_one_has_alone_has_moved() -> None:
 def test_text_that_becomes_various_is_compared_by_its_length() -> None:
     before, after = of_columns(text=lambda row: "yes"), of_columns(text=lambda row: f"{row:03d}")
 
-    assert {item.feature for item in compare(before, after)} == {"label", "text length"}
-    assert not any(item.moved for item in compare(before, after))
+    assert {item.feature for item in compare_profiles(before, after)} == {"label", "text length"}
+    assert not any(item.moved for item in compare_profiles(before, after))
 
 
 def test_few_examples_say_nothing() -> None:

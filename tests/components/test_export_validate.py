@@ -23,7 +23,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import validation
 from shardline.components.validate.component import export_validate
-from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measure
+from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measure_export
 from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
@@ -92,7 +92,7 @@ def export(model, manifest, out):
 
 def evaluate(saved_model, dataset, **options):
     arguments = {"loaded": LOADED.get(saved_model), "calls": 3} | options
-    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **arguments).evaluation
+    return measure_export(saved_model, Examples(dataset, manifests.load(dataset)), **arguments).evaluation
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from shardline.components import model_store
 from shardline.components.model_store import champions
-from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure
+from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure_export
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import Predictions
-from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
+from shardline.components.validate.gate.champion import ChampionEvaluation, compare_models, evaluate_champion
 from shardline.components.validate.gate.rules import Gate, parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Slice
@@ -58,7 +58,7 @@ def champion(dataset, tmp_path_factory):
 def measured(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp("measured")
     export_model(band_model(**PRESENT), manifests.load(dataset), out)
-    return measure(out / model_store.SAVED_MODEL, examples(dataset))
+    return measure_export(out / model_store.SAVED_MODEL, examples(dataset))
 
 
 def examples(directory):
@@ -88,7 +88,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
     manifest = write_dataset(tmp_path, shape=SHAPE, shards=1, records={"train": 12, "test": 40})
     (version,) = (champion / "versions").iterdir()
     saved_model = version / model_store.SAVED_MODEL
-    alone = measure(saved_model, Examples(tmp_path, manifest)).evaluation
+    alone = measure_export(saved_model, Examples(tmp_path, manifest)).evaluation
     split = manifest.splits["test"]
     path = tmp_path / split.shards[0].file
     path.write_bytes(2 * path.read_bytes())
@@ -96,7 +96,9 @@ def test_copies_count_as_one_example(champion, tmp_path):
     twice = counted([2 * count for count in split.labels["label"].counts])
     splits = {**manifest.splits, "test": dataclasses.replace(split, shards=(shard,), labels=twice)}
 
-    found = measure(saved_model, Examples(tmp_path, dataclasses.replace(manifest, splits=splits))).evaluation
+    found = measure_export(
+        saved_model, Examples(tmp_path, dataclasses.replace(manifest, splits=splits))
+    ).evaluation
 
     assert (found.examples, found.metrics["accuracy"]) == (80, alone.metrics["accuracy"])
     assert found.intervals["accuracy"] == alone.intervals["accuracy"]
@@ -104,7 +106,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
     assert judged.reason == "test examples: 40, below 50 (80 with their copies)"
 
     chance = dataclasses.replace(manifest, splits=splits, duplicates=manifests.Duplicates(40, by_chance=True))
-    rows = measure(saved_model, Examples(tmp_path, chance)).evaluation
+    rows = measure_export(saved_model, Examples(tmp_path, chance)).evaluation
     assert rows.metrics["examples"] == 80
     assert np.ptp(rows.intervals["accuracy"]) < np.ptp(found.intervals["accuracy"])
 
@@ -137,7 +139,7 @@ def test_intervals_hold_their_value(measured):
 
 
 def test_the_evaluation_can_be_written(measured):
-    evaluation = compare(measured, measured)
+    evaluation = compare_models(measured, measured)
     content = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
 
     lead = evaluation.leads["accuracy"]
@@ -190,7 +192,7 @@ def test_a_table_is_sliced_by_its_columns(tmp_path):
     export_model(model, manifest, tmp_path / "out")
 
     saved_model = tmp_path / "out" / model_store.SAVED_MODEL
-    evaluation = measure(saved_model, examples(tmp_path / "data"), min_slice=20).evaluation
+    evaluation = measure_export(saved_model, examples(tmp_path / "data"), min_slice=20).evaluation
 
     names = {item.name.partition("=")[0] for item in evaluation.slices}
     assert names == {"class", "year", "income", "city"}
@@ -227,7 +229,7 @@ def champion_evaluations(dataset, champion, measured, tmp_path_factory):
             return measured
         out = tmp_path_factory.mktemp("challenger")
         export_model(band_model(**MODELS[name]), manifests.load(dataset), out)
-        return measure(out / model_store.SAVED_MODEL, examples(dataset))
+        return measure_export(out / model_store.SAVED_MODEL, examples(dataset))
 
     @functools.cache
     def evaluate_against(name, compared):

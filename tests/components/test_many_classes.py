@@ -15,7 +15,7 @@ from kfp import dsl
 from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes
 from shardline.components.validate.export.signatures import Predictions
-from shardline.components.validate.gate.champion import compare
+from shardline.components.validate.gate.champion import compare_models
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, join
@@ -55,7 +55,7 @@ def test_a_model_of_ten_thousand_classes_is_judged_and_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     better, worse = many_classes(0.9).with_counts(), many_classes(0.8)
-    evaluation = compare(better, worse)
+    evaluation = compare_models(better, worse)
     gate = parse_rules(["accuracy >= champion", "worst_slice(f1) >= 0"])
 
     blessing = judge(evaluation, gate, champion="")

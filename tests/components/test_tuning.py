@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from shardline.components.tune.best_trial import best_of, read_job, select_best_trial, table, trials_of
+from shardline.components.tune.best_trial import (
+    find_best_trial,
+    read_job,
+    read_trials,
+    select_best_trial,
+    trial_table,
+)
 from shardline.pipelines.local.job.tuning import Search
 from shardline.trainer.base.errors import RunError
 from tests.helpers import programs
@@ -83,7 +89,7 @@ if task["trial"] == "2":
 
     assert done.returncode == 0, done.stdout + done.stderr
     job = read_job(resources)
-    trials = trials_of(job)
+    trials = read_trials(job)
     assert [trial.state for trial in trials] == ["SUCCEEDED", "INFEASIBLE", "SUCCEEDED"]
     assert trials[1].reason == "such units do not fit"
     assert "trial 2: failed: such units do not fit" in done.stdout
@@ -94,13 +100,13 @@ if task["trial"] == "2":
             assert seen["AIP_MODEL_DIR"] == f"{tmp_path}/out/{trial.id}/model/"
             assert (float(seen["rate"]), seen["kind"]) == (trial.parameters["rate"], trial.parameters["kind"])
     # The best measurement counts, and the best of these wins.
-    best = best_of(trials, job["studySpec"]["metrics"][0])
+    best = find_best_trial(trials, job["studySpec"]["metrics"][0])
     assert best.value == max(trials[0].parameters["rate"], trials[2].parameters["rate"])
     assert best.step == 10
     assert [len(item["measurements"]) for item in job["trials"]] == [2, 2, 2]
 
     again, resources = launch(payload(_TRIAL + program, tmp_path, trials=2), tmp_path / "again")
-    assert [trial.parameters for trial in trials_of(read_job(resources))] == [
+    assert [trial.parameters for trial in read_trials(read_job(resources))] == [
         trial.parameters for trial in trials[:2]
     ], again.stdout
 
@@ -112,7 +118,7 @@ def test_the_steps_output_and_page(tmp_path: Path) -> None:
 
     found = select_best_trial(resources, tmp_path / "trials", tmp_path / "report")
 
-    best = trials_of(read_job(resources))[int(found.trial) - 1]
+    best = read_trials(read_job(resources))[int(found.trial) - 1]
     assert found.value == best.value == -best.parameters["rate"]
     assert found.parameters == best.parameters
     page = (tmp_path / "report").read_text()
@@ -136,10 +142,10 @@ def test_without_a_limit_all_trials_run_and_no_best_is_an_error(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "trial 2: failed: score was not reported" in done.stdout
     job = read_job(resources)
-    trials = trials_of(job)
+    trials = read_trials(job)
     assert [trial.reason for trial in trials] == ["score was not reported"] * 2
     with pytest.raises(RunError, match="none of 2 trials has reported score: score was not reported"):
-        best_of(trials, job["studySpec"]["metrics"][0])
+        find_best_trial(trials, job["studySpec"]["metrics"][0])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ if task["trial"] != "1":
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trial 2: stopped early: score -2.0000 is behind the other trials" in done.stdout
-    assert [(trial.state, trial.value) for trial in trials_of(read_job(resources))] == [
+    assert [(trial.state, trial.value) for trial in read_trials(read_job(resources))] == [
         ("SUCCEEDED", -1.0),
         ("SUCCEEDED", -2.0),
     ]
@@ -222,15 +228,15 @@ def test_a_metric_of_0_is_a_default_and_a_time_may_be_missing() -> None:
     parameters = [{"parameterId": "n", "integerValueSpec": {"minValue": "1", "maxValue": "9"}}]
     found = [trial("10", 4.0), trial("9", 3.0, value=0.5, ended="2026-01-01T00:01:30.500Z")]
     job = {"studySpec": {"metrics": [metric], "parameters": parameters}, "trials": found}
-    trials = trials_of(job)
-    best = best_of(trials, metric)
+    trials = read_trials(job)
+    best = find_best_trial(trials, metric)
 
     assert [(trial.id, trial.value, trial.parameters) for trial in trials] == [
         ("9", 0.5, {"n": 3}),
         ("10", 0.0, {"n": 4}),
     ]
     assert (best.id, [(trial.step, trial.seconds) for trial in trials]) == ("10", [(20, 90.5), (20, None)])
-    assert table(trials, "loss", best) == [
+    assert trial_table(trials, "loss", best) == [
         "trial  n    loss  step  time  state",
         "    9  3  0.5000    20  90 s  succeeded",
         "   10  4  0.0000    20     -  succeeded  <- best",
@@ -241,4 +247,4 @@ def test_a_metric_of_0_is_a_default_and_a_time_may_be_missing() -> None:
         trial("2", 2.0, value=-math.inf),
         trial("3", 3.0, value=9.0),
     ]
-    assert best_of(trials_of(job), metric).id == "3"
+    assert find_best_trial(read_trials(job), metric).id == "3"

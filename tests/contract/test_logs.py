@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.conclude.notification import conclude_run
+from shardline.components.exit_handler.notification import finish_run
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
@@ -79,9 +79,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 "exported": {"artifacts": [{"uri": f"gs://{BUCKET}/m", "metadata": {"blessed": True}}]},
                 "metrics": {"artifacts": [{"metadata": {"accuracy": 0.75}}]},
             }
-        concluded = detail(6, "conclude", State.SUCCEEDED, parent=1)
+        exit_task = detail(6, "exit-handler", State.SUCCEEDED, parent=1)
         group_task = detail(2, "exit-handler-1", group, parent=1)
-        tasks = [detail(1, "toy-1", group), group_task, trained, judged, concluded]
+        tasks = [detail(1, "toy-1", group), group_task, trained, judged, exit_task]
         return PipelineOutcome(code_pb2.FAILED_PRECONDITION if failed else 0, "The DAG failed", tasks)
 
     with fake_vertex(tmp_path, train, run) as fake:
@@ -202,8 +202,8 @@ SECRET = f"projects/{PROJECT}/secrets/hook/versions/latest"
 NAME = f"projects/123456/locations/{LOCATION}/pipelineJobs/toy-1"
 
 
-def conclude(state: str, history: Path, when: str = "failure") -> None:
-    conclude_run(
+def exit_handler(state: str, history: Path, when: str = "failure") -> None:
+    finish_run(
         **{"state": state, "error": "The DAG failed", "job_name": "toy-1", "job_resource_name": NAME},
         **{"project": PROJECT, "history_uri": str(history)},
         notify={"when": when, "webhook_secret": SECRET},
@@ -216,7 +216,7 @@ def test_the_exit_handler_explains_records_and_tells(
     run = start(KILLED)
     run.fake.services.project.secrets[SECRET] = webhook.url
 
-    conclude("FAILED", tmp_path)
+    exit_handler("FAILED", tmp_path)
 
     ((name, text),) = webhook.messages[0].items()
     assert (name, text.split("\n")[0]) == ("text", "*toy failed: train, replica workerpool1-0*")
@@ -224,7 +224,7 @@ def test_the_exit_handler_explains_records_and_tells(
     assert record["state"] == "failed"
     assert record["explanation"]["failed"] == "train, replica workerpool1-0"
     printed = capsys.readouterr()
-    assert "conclude: exit: SIGKILL" in printed.out
+    assert "exit-handler: exit: SIGKILL" in printed.out
     assert webhook.url not in printed.out + printed.err
 
 
@@ -233,7 +233,7 @@ def test_a_secret_that_cannot_be_read_fails_nothing(
 ) -> None:
     start(KILLED)
 
-    conclude("FAILED", tmp_path)
+    exit_handler("FAILED", tmp_path)
 
     assert "no notification was sent to the webhook: cannot read the secret" in capsys.readouterr().out
     assert (tmp_path / "runs" / "toy-1" / "run.json").is_file()
@@ -245,7 +245,7 @@ def test_a_run_that_cannot_be_read_is_recorded_with_what_is_known(
     run = start(KILLED)
     run.fake.services.fail("GetPipelineJob", code_pb2.PERMISSION_DENIED)
 
-    conclude("FAILED", tmp_path, when="never")
+    exit_handler("FAILED", tmp_path, when="never")
 
     assert "cannot read the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())

@@ -221,7 +221,7 @@ def test_trials_unpack_the_code_of_the_task_that_has_planned_them(
     unpacked: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned = {"metric": "loss", "parameter": [{"name": "units", "type": "integer", "min": 1, "max": 2}]}
-    job = study.plan(
+    job = study.plan_tuning_job(
         json.dumps(tuned),
         [{"container_spec": {"image_uri": "image:1"}}],
         dataset=dsl.Dataset(uri="data"),

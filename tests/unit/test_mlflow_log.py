@@ -179,7 +179,7 @@ def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:
         for name, executor in spec["deploymentSpec"]["executors"].items()
         if "MLFLOW" in str(executor)
     }
-    assert found == {"exec-conclude": ["MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", TOKEN_VARIABLE]}
+    assert found == {"exec-exit-handler": ["MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", TOKEN_VARIABLE]}
 
 
 @pytest.mark.parametrize(

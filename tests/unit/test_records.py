@@ -23,7 +23,7 @@ from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.judged import read_training
 from shardline.components.validate.gate.rules import Gate
-from shardline.components.validate.metrics.drift import compare, read_profile, render
+from shardline.components.validate.metrics.drift import compare_profiles, drift_table, read_profile
 from shardline.components.validate.report.model_card import setting_rows
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from tests.helpers.exports import write_export
@@ -163,7 +163,7 @@ def read_rules(directory: Path, content: Any) -> Any:
 def read_drift(directory: Path, content: Any) -> Any:
     write(directory / "profile.json", content)
     found = read_profile(directory, "v1")
-    return found if isinstance(found, str) else render(compare(found, PROFILE))
+    return found if isinstance(found, str) else drift_table(compare_profiles(found, PROFILE))
 
 
 def study(directory: Path, content: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.validate.gate.rules import DEFAULT_RULES, RARE_RULES, Gate, parse_rule, parse_rules
-from shardline.components.validate.gate.verdict import NoChampion, judge, reject
+from shardline.components.validate.gate.verdict import NoChampion, judge, reject_by_holm
 from shardline.components.validate.metrics.evaluation import (
     Baseline,
     BestLead,
@@ -650,7 +650,7 @@ def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
     ],
 )
 def test_a_family_of_comparisons_fails_by_holms_procedure(values, level, rejected):
-    assert reject(values, level) == rejected
+    assert reject_by_holm(values, level) == rejected
 
 
 def sliced(*slices, leads=None):

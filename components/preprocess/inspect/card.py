@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from shardline.components.html import Picture, Rows, fact_rows, make_picture, render
+from shardline.components.html import Picture, Rows, fact_rows, make_picture, render_page
 from shardline.components.preprocess.inspect import Columns, profile, read_sample, text
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
@@ -45,7 +45,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
             for name, split in manifest.splits.items():
                 values = astuple(split.labels[label.name].spreads[index])
                 spreads.append((f"{output}{unit}", name, *(f"{value:,.6g}" for value in values)))
-    return render(
+    return render_page(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
         public=hide_directories,

@@ -20,7 +20,7 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import clean_process, signatures
-from shardline.components.validate.export.formats import check_formats, convert
+from shardline.components.validate.export.formats import check_formats, convert_export
 from shardline.components.validate.export.signatures import max_difference, name_outputs, read_deviations
 from shardline.trainer.base import code, files
 from shardline.trainer.base.errors import DatasetError
@@ -106,7 +106,7 @@ def export_model(
     export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
     if formats:
         answer, parts = functions[signatures.TENSOR], [model, prepared]
-        converted = {name: convert(name, out, answer, parts, manifest) for name in formats}
+        converted = {name: convert_export(name, out, answer, parts, manifest) for name in formats}
         export = replace(export, formats=converted)
     if training_keys:
         training_keys.write(out)

@@ -61,7 +61,9 @@ def check_formats(names: Sequence[str], manifest: Manifest | None = None, *, tab
         )
 
 
-def convert(name: str, out: Path, answer: Any, parts: Sequence[Any], manifest: Manifest) -> dict[str, Any]:
+def convert_export(
+    name: str, out: Path, answer: Any, parts: Sequence[Any], manifest: Manifest
+) -> dict[str, Any]:
     """Converts what the signature `serving_tensor` answers, and returns the record of it for export.json.
 
     `parts` have the variables of `answer`. Raises ModelError when one of them cannot be converted.

@@ -188,14 +188,14 @@ def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison
     @functools.cache
     def check() -> Comparison:
         try:
-            return compare(export, process.answer(number))
+            return compare_golden(export, process.answer(number))
         except ModelError as error:
             return Comparison(1.0, str(error))
 
     return check
 
 
-def compare(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Comparison:
+def compare_golden(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Comparison:
     """Compares predictions, one object for each golden example, with the golden ones of an export.
 
     The difference is 1 where a row or an output is missing, or a class does not follow from probabilities.

@@ -21,7 +21,7 @@ from shardline.components import model_store
 from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
 from shardline.components.model_store.champions import Version, champion_directory, open_store, require_store
 from shardline.components.text import enumerate_names
-from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
+from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure_export
 from shardline.components.validate.export.signatures import CALLS, ServedModel
 from shardline.components.validate.gate.rules import BEST, GateRule
 from shardline.components.validate.gate.verdict import NoChampion
@@ -74,7 +74,7 @@ def evaluate_champion(
     calls: int = CALLS,
     rules: Sequence[GateRule] = (),
 ) -> ChampionEvaluation:
-    """Measures the champion in the same way as the challenger (see `measure`), and compares both.
+    """Measures the champion in the same way as the challenger (see `measure_export`), and compares both.
 
     Where one of the `rules` compares with the best of the last champions, that is measured as well.
     Raises SettingsError or PlatformError when the model store does not exist or cannot be read.
@@ -95,10 +95,10 @@ def evaluate_champion(
             check_comparable(export, version, examples.manifest)
             trained_on = find_training_overlap(published, examples, groups)
             saved_model = published / model_store.SAVED_MODEL
-            champion = measure(saved_model, examples, min_slice=challenger.min_slice, calls=calls)
+            champion = measure_export(saved_model, examples, min_slice=challenger.min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
         return ChampionEvaluation(alone, version, NoChampion(str(error)), profile=profile)
-    compared = compare(challenger, champion, trained_on)
+    compared = compare_models(challenger, champion, trained_on)
     best = compare_with_best(
         challenger, last, rules, lambda version: _predict_earlier(champion_uri, version, examples, groups)
     )
@@ -108,21 +108,22 @@ def evaluate_champion(
     )
 
 
-def compare(challenger: Assessment, champion: Assessment, trained_on: Mask | None = None) -> Evaluation:
+def compare_models(ours: Assessment, theirs: Assessment, trained_on: Mask | None = None) -> Evaluation:
     """Returns the challenger's evaluation with that of the champion on the same examples.
 
     `trained_on` is the mask of the examples that the champion was trained on: both leave these out.
     """
-    whole = challenger.evaluation
+    whole, leads = ours.evaluation, dict[str, Lead]()
     if trained_on is not None and trained_on.any():
-        challenger, champion = challenger.select(~trained_on), champion.select(~trained_on)
-        whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
-    leads = dict[str, Lead]()
-    for name, ours in challenger.outcomes.items():
-        prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
-        measured = ours.leads(other, challenger.min_slice)
+        ours, theirs = ours.select(~trained_on), theirs.select(~trained_on)
+        whole = replace(whole, left_out=int(trained_on.sum()), compared=ours.evaluation)
+    for name, outcomes in ours.outcomes.items():
+        prefix, measured = (
+            f"{name}." * bool(whole.parts),
+            outcomes.leads(theirs.outcomes[name], ours.min_slice),
+        )
         leads |= {f"{prefix}{metric}": lead for metric, lead in measured.items()}
-    return replace(whole, champion=_only_compared(champion.evaluation), leads=leads)
+    return replace(whole, champion=_only_compared(theirs.evaluation), leads=leads)
 
 
 def _only_compared(evaluation: Evaluation) -> Evaluation:

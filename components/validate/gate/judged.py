@@ -143,7 +143,7 @@ def format_p(p: float, limit: float) -> str:
     return "p < 0.001" if p < _SMALLEST_P <= limit else f"p = {_tell_apart(p, limit, 3)}"
 
 
-def describe(rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool) -> str:
+def describe_verdict(rules: Sequence[JudgedRule], evaluation: Evaluation, *, first: bool) -> str:
     """Returns the verdict in one short sentence."""
     if blocking := [rule for rule in rules if rule.blocks]:
         first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)

@@ -16,7 +16,7 @@ from shardline.components.validate.gate.judged import (
     JudgedRule,
     Judgement,
     TrainingRecord,
-    describe,
+    describe_verdict,
     find_remedy,
     format_p,
 )
@@ -63,7 +63,9 @@ class Comparison(NamedTuple):
     worse: bool = False
 
 
-def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRule, Sequence[Comparison]]:
+def find_comparisons(
+    rules: Sequence[GateRule], evaluation: Evaluation
+) -> Mapping[GateRule, list[Comparison]]:
     """Returns the comparisons of each rule with a tolerance, and of each rule about the worst slice.
 
     A rule whose values are not known has none.
@@ -74,13 +76,13 @@ def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRu
         families[_family(rule, of_best)] += [(rule, each) for each in _compare(rule, evaluation)]
     decided: dict[GateRule, list[Comparison]] = {}
     for (_, level), members in families.items():
-        rejected = reject([each.p for _, each in members], level)
+        rejected = reject_by_holm([each.p for _, each in members], level)
         for (rule, each), is_worse in zip(members, rejected, strict=True):
             decided.setdefault(rule, []).append(each._replace(worse=is_worse and not each.holds))
     return decided
 
 
-def reject(values: Sequence[float], level: float = FAMILY) -> list[bool]:
+def reject_by_holm(values: Sequence[float], level: float = FAMILY) -> list[bool]:
     """Returns which p values of a family are significant (Holm, 1979), none of them above `level`; NaN is."""
     values = [0.0 if math.isnan(value) else value for value in values]
     rejected = [False] * len(values)
@@ -231,7 +233,7 @@ def judge(
     `champion` is the champion's version. `warnings` come before those of the verdict. The remedy follows from
     the records of both trainings, where they are known.
     """
-    found = compare(rules, evaluation)
+    found = find_comparisons(rules, evaluation)
     each = (_judge(rule, evaluation, gate, missing, found.get(rule, ())) for rule in rules)
     stopping = ["failed"] + ["unmeasured"] * (not gate.allow_unmeasured)
     stopping += ["undecided"] * (gate.undecided == "block")
@@ -244,7 +246,7 @@ def judge(
         rules=judged,
         reason="; ".join(map(str, shown)) or "there is no rule that it must pass",
         warnings=(*warnings, *_warnings(evaluation, judged, missing)),
-        headline=describe(judged, evaluation, first=missing is not None and missing.first),
+        headline=describe_verdict(judged, evaluation, first=missing is not None and missing.first),
         champion=champion,
         blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
         undecided=bool(undecided),

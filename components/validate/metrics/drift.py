@@ -40,10 +40,10 @@ _MAX_NAMED = 5
 def compare_datasets(before: Path, after: Path, splits: tuple[str, str]) -> tuple[Drift, ...]:
     """Compares a split of each of two dataset directories; raises DatasetError when one cannot be read."""
     pairs = zip((before, after), splits, strict=True)
-    return compare(*(make_profile(path, manifests.load(path), split) for path, split in pairs))
+    return compare_profiles(*(make_profile(path, manifests.load(path), split) for path, split in pairs))
 
 
-def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
+def compare_profiles(before: Profile, after: Profile) -> tuple[Drift, ...]:
     """Compares two profiles, largest distances first; a feature that only one of them has counts as moved."""
     names = [*after.categories, *after.numbers]
     names += [name for name in (*before.categories, *before.numbers) if name not in names]
@@ -78,10 +78,10 @@ def add_drift(
         return replace(evaluation, no_drift="the dataset has no training split")
     profile = make_profile(directory, manifest)
     profile.write(out / model_store.PROFILE_FILE)
-    skew = compare(profile, make_profile(directory, manifest, evaluation.split))
+    skew = compare_profiles(profile, make_profile(directory, manifest, evaluation.split))
     if isinstance(before, str):
         return replace(evaluation, skew=skew, no_drift=before)
-    drift = compare(before, profile)
+    drift = compare_profiles(before, profile)
     metrics = {**evaluation.metrics, "drifted": float(sum(item.moved for item in drift))}
     return replace(evaluation, skew=skew, drift=drift, metrics=metrics)
 
@@ -96,7 +96,7 @@ def warnings(evaluation: Evaluation) -> list[str]:
     return [f"{title}: {text.enumerate_names(it, _MAX_NAMED, '; ')}" for title, it in moved.items() if it]
 
 
-def render(drifts: Sequence[Drift]) -> str:
+def drift_table(drifts: Sequence[Drift]) -> str:
     """Returns a comparison as a table for a person."""
     rows = [
         (

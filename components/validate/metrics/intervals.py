@@ -94,7 +94,7 @@ def find_intervals(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
 
 def find_leads(ours: Mapping[str, Estimate], theirs: Mapping[str, Estimate]) -> dict[str, Lead]:
     """Returns the lead in each metric that both models have, over another on the same examples."""
-    found = {name: lead(name, ours[name], theirs[name]) for name in ours if name in theirs}
+    found = {name: find_lead(name, ours[name], theirs[name]) for name in ours if name in theirs}
     return {name: each for name, each in found.items() if each}
 
 
@@ -115,7 +115,7 @@ def find_interval(name: str, estimate: Estimate) -> Interval | None:
     return lower, min(upper, 1.0) if metric == "r2" or metric in _BOUNDED else upper
 
 
-def lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
+def find_lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
     """Returns the lead in a share, or in another metric by Student's t; None of one group, or not finite.
 
     Where no example tells two models apart, this is no proof that none would. Of the others, as large a share

@@ -118,7 +118,7 @@ class Outcomes(ABC):
 
     def lead_on_slice(self, other: Any, mask: Mask) -> Lead | None:
         """Returns the lead over another model in the main metric on the examples of a slice."""
-        return intervals.lead(MAIN[self.label.kind], self.estimate_main(mask), other.estimate_main(mask))
+        return intervals.find_lead(MAIN[self.label.kind], self.estimate_main(mask), other.estimate_main(mask))
 
     def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
         """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components.html import Rows, fact_rows, render
+from shardline.components.html import Rows, fact_rows, render_page
 from shardline.components.model_store import Export
 from shardline.components.text import enumerate_names, hide_directories
 from shardline.components.validate.gate.judged import TrainingRecord
@@ -98,7 +98,7 @@ class ModelCard:
     def to_html(self) -> str:
         """Returns the card as a self-contained HTML page."""
         folded = [(section.title, section.rows) for section in self.sections if section.folded]
-        return render(Path(__file__).with_name("model_card.html.j2"), card=self, tables=folded)
+        return render_page(Path(__file__).with_name("model_card.html.j2"), card=self, tables=folded)
 
 
 def make_card(

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 from scipy import sparse
 
-from shardline.components.html import make_picture, render
+from shardline.components.html import make_picture, render_page
 from shardline.components.model_store import Export
 from shardline.components.validate.gate.judged import TrainingRecord
 from shardline.components.validate.gate.rules import CHAMPION, FAMILY, LEVEL, parse_rules
@@ -259,7 +259,7 @@ def render_report(
     `created` and `run` are the time and the run of the validation, `logs` the directory for TensorBoard's
     --logdir; "" where not known.
     """
-    return render(
+    return render_page(
         Path(__file__).with_name("report.html.j2"),
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.conclude import notification
-from shardline.components.conclude.component import conclude
-from shardline.components.conclude.notification import NotifySettings, message, send, webhook_url
+from shardline.components.exit_handler import notification
+from shardline.components.exit_handler.component import exit_handler
+from shardline.components.exit_handler.notification import (
+    NotifySettings,
+    format_message,
+    post_message,
+    webhook_url,
+)
 from shardline.components.runs import Run, RunDirectory, explain
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PlatformError, SettingsError
@@ -23,7 +28,7 @@ LOG = """\
 12:00:00.000 - INFO - Executing task 'train'
     worker-0 | epoch 1
 12:00:09.000 - ERROR - Task 'train' finished with status FAILURE
-12:00:09.100 - INFO - Executing task 'conclude'
+12:00:09.100 - INFO - Executing task 'exit-handler'
 """
 
 
@@ -57,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def finish(state: str, history: Path | str = "", when: str = "failure") -> None:
-    conclude(
+    exit_handler(
         status=Status(state),
         job_name="retrain-1",
         job_resource_name="projects/local/locations/local/pipelineJobs/local",
@@ -180,7 +185,7 @@ def test_an_answer_without_end_is_given_up(
     monkeypatch.setattr(notification, "_TIMEOUT_S", 0.3)
     webhook.endless = endless
     with pytest.raises(PlatformError, match="TimeoutError") if refused else contextlib.nullcontext():
-        send(webhook.url, "")
+        post_message(webhook.url, "")
     webhook.endless = ""
 
     assert len(webhook.messages) == (3 if refused else 1)
@@ -194,7 +199,7 @@ def test_a_webhook_that_sends_elsewhere_or_is_not_there_is_not_named(
     monkeypatch.setattr(notification, "_PAUSE_S", 0.0)
     webhook.status = status or 200
     with pytest.raises(PlatformError, match="did not take the message") as refused:
-        send(webhook.url if status else "http://127.0.0.1:9/T0PS3CRET", "")
+        post_message(webhook.url if status else "http://127.0.0.1:9/T0PS3CRET", "")
 
     assert "T0PS3CRET" not in str(refused.value)
     assert refused.value.__cause__ is None
@@ -216,7 +221,7 @@ def test_a_url_that_is_none_or_readable_on_the_way_is_not_named(
 
 def test_the_message_calls_nobody_and_fits() -> None:
     failure = explain(task="train", error="<users/all> & co", log=("x" * 3000, "the last"))
-    text = message(Run(name="r", pipeline="p" * 9000, state="failed", explanation=failure))
+    text = format_message(Run(name="r", pipeline="p" * 9000, state="failed", explanation=failure))
 
     assert "<" not in text
     assert text.endswith("the last```")

@@ -21,7 +21,7 @@ from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
-TOPIC = "conclude"
+TOPIC = "exit-handler"
 
 #: Attempts to call the webhook, seconds that each may take, and seconds between two.
 _TRIES, _TIMEOUT_S, _PAUSE_S = 3, 10.0, 2.0
@@ -53,7 +53,7 @@ class NotifySettings:
                 raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
-def message(run: Run) -> str:
+def format_message(run: Run) -> str:
     """Returns the text about a run, in the marks that Slack and Google Chat have in common."""
     failure = run.explanation
     rows = [*run.rows(), ("run", run.name), *run.links.items()]
@@ -78,7 +78,7 @@ def webhook_url(secret: str) -> str:
     return url
 
 
-def send(url: str, text: str) -> None:
+def post_message(url: str, text: str) -> None:
     """Posts a message, three times where the webhook does not take it; its answer is not read.
 
     Raises PlatformError without the URL, which the errors of requests contain.
@@ -107,7 +107,7 @@ def send(url: str, text: str) -> None:
     raise PlatformError(f"the webhook did not take the message ({reason})")
 
 
-def conclude_run(
+def finish_run(
     *,
     state: str,
     error: str,
@@ -119,8 +119,8 @@ def conclude_run(
 ) -> None:
     """Records the outcome of a run, explains a failure, and sends a notification.
 
-    Errors on the way are reported, not raised. The arguments are those of `conclude`; `state` and `error` are
-    the outcome of the tasks inside the exit handler.
+    Errors on the way are reported, not raised. The arguments are those of `exit_handler`; `state` and `error`
+    are the outcome of the tasks inside it.
     """
     run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
@@ -145,7 +145,7 @@ def conclude_run(
 
 def _notify(run: Run, secret: str) -> None:
     try:
-        send(webhook_url(secret), message(run))
+        post_message(webhook_url(secret), format_message(run))
         report(TOPIC, "the webhook has been notified")
     except Exception as failure:  # the text of any but our own may hold the URL
         why = failure.line if isinstance(failure, ShardlineError) else type(failure).__name__

@@ -1,9 +1,9 @@
-"""The conclusion component, an exit handler. KFP embeds the source text of the function alone."""
+"""The component for an exit handler. KFP embeds the source text of the function alone."""
 
 from kfp import dsl
 
 
-def conclude(
+def exit_handler(
     status: dsl.PipelineTaskFinalStatus,
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
     job_resource_name: str = "",
@@ -29,10 +29,10 @@ def conclude(
     """
     from shardline.trainer.base.progress import exit_on_error
 
-    with exit_on_error("conclude"):
-        from shardline.components.conclude.notification import conclude_run
+    with exit_on_error("exit-handler"):
+        from shardline.components.exit_handler.notification import finish_run
 
-        conclude_run(
+        finish_run(
             state=status.state,
             error=status.error_message or "",
             job_name=job_name,
