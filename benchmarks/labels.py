@@ -144,7 +144,7 @@ def read(directory: Path, manifest: Manifest, split: str) -> tuple[Arrays, Array
     """Returns the inputs and the targets of a split, as NumPy arrays by name."""
     import tensorflow as tf
 
-    from shardline.trainer.data.decode import parse_batch
+    from shardline.trainer.data.examples import parse_batch
 
     paths = [str(directory / shard.file) for shard in manifest.splits[split].shards]
     records = tf.constant([record.numpy() for record in tf.data.TFRecordDataset(paths)])

@@ -47,8 +47,7 @@ class ArrayEpochs:
         count = int(tf.nest.flatten(self._arrays)[0].shape[0])
         self.examples: tuple[int, int] | None = (count, batch_size)
         self.cardinality = -(-count // batch_size)
-        self.random_ops: list[str] = []
-        self.unseeded: list[str] = []
+        self.random_ops, self.unseeded = list[str](), list[str]()
         self.watch: Watch = lambda done, total: None
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
@@ -141,9 +140,9 @@ class BatchSequence:
                 "resumed runs do not draw alike; use tf.random.stateless_uniform and its like, or layers",
             )
         self.exact = source.examples is not None and not local_replicas
-        few = pad and self.exact and source.examples is not None and source.examples[0] < replicas
+        count = source.examples[0] if source.examples else 0
         #: Number of examples before the padding; None without padding.
-        self.padded = source.examples[0] if few and source.examples else None
+        self.padded = count if pad and self.exact and count < replicas else None
         if _INFINITE in (source.cardinality, times) and not steps:
             raise SettingsError(f"{name} has no end; give steps_per_epoch (of a validation validation_steps)")
         # Sizes of all batches of the data, 0 for an unknown one; empty if their number is unknown.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import sys
@@ -26,7 +27,7 @@ from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
-from shardline.trainer.keras_compat.datasets import Watch, drawing_datasets
+from shardline.trainer.keras_compat.datasets import drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
 from shardline.trainer.loop.build import BuildModel, build_with_variables
@@ -241,7 +242,7 @@ def _train(
         weigh_output_losses(model)
 
     if isinstance(run.data, BatchSequence):
-        run.data.watch(_watch_skipping(run))
+        run.data.watch(functools.partial(_report_skipping, run))
 
     training = Training(
         run,
@@ -259,23 +260,13 @@ def _train(
     return history
 
 
-def _watch_skipping(run: TrainingRun) -> Watch:
-    """Returns what feeds the watchdog, and reports on the chief, while data before a resume is read again."""
-    meter: progress.Meter | None = None
-    before = 0
-
-    def watch(done: int, total: int) -> None:
-        nonlocal meter, before
-        run.watchdog.at(f"skipping data before the resume, {done:,} elements of {total or 'all'} read again")
-        if meter is None or done < before:
-            meter, before = progress.Meter("skipped", total, topic="train", unit="elements"), 0
-        if run.cluster.is_chief:
-            meter.advance(done - before)
-        before = done
-        if 0 < total <= done:
-            run.watchdog.rest()  # other processes may still be reading
-
-    return watch
+def _report_skipping(run: TrainingRun, done: int, total: int) -> None:
+    """Feeds the watchdog, and reports on the chief, while data before a resume is read again."""
+    run.watchdog.at(f"skipping data before the resume, {done:,} elements of {total or 'all'} read again")
+    if run.cluster.is_chief and done and done != total:
+        progress.advance("train", done, max(done, total), "elements", "skipped")
+    if 0 < total <= done:
+        run.watchdog.rest()  # other processes may still be reading
 
 
 def _verbosity(verbose: str | int) -> int:
@@ -310,21 +301,15 @@ def evaluate(
         Loss and metrics by name over all examples, the same on every process. Raises the errors of `fit`.
     """
     shown = _verbosity(verbose)
-    check_counts(batch_size=batch_size, steps=steps)
-    process = _process("evaluate", options)
-    with process.explain_errors():
-        batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True)
-        compiled = build_with_variables(process, model, process.settings, test_step=batches)
-        process = process.for_model(compiled)
-        with undo_patches(compiled):
-            with process.strategy.scope():
-                weigh_output_losses(compiled)
-            distributed = batches.distribute(process.strategy, process.process, len(process.processes))
-            evaluation = EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
-            evaluation.begin()
-            for count in _step_counts(batches.steps, process, shown):
-                evaluation.take(count)
-            return evaluation.read()
+    with _prepare("evaluate", model, data, batch_size, steps, options) as (process, compiled, batches):
+        with process.strategy.scope():
+            weigh_output_losses(compiled)
+        distributed = batches.distribute(process.strategy, process.process, len(process.processes))
+        evaluation = EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
+        evaluation.begin()
+        for count in _step_counts(batches.steps, process, shown):
+            evaluation.take(count)
+        return evaluation.read()
 
 
 def predict(
@@ -352,19 +337,14 @@ def predict(
         with a function of an input context first the chief's, then each worker's. Raises the errors of `fit`.
     """
     shown = _verbosity(verbose)
-    check_counts(batch_size=batch_size, steps=steps)
-    process = _process("predict", options)
     if isinstance(data, str | Path):
         raise SettingsError(
             "predict takes a tf.data.Dataset, a function of an input context, or arrays; for a dataset "
             "directory see the report of 'shardline validate MODEL DATASET OUT'"
         )
-    with process.explain_errors():
-        if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
-            data = (tuple(data) if isinstance(data, list) else data,)
-        batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True, pad=True)
-        loaded = build_with_variables(process, model, process.settings, predict_step=batches)
-        process = process.for_model(loaded)
+    if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
+        data = (tuple(data) if isinstance(data, list) else data,)
+    with _prepare("predict", model, data, batch_size, steps, options) as (process, loaded, batches):
         strategy = process.strategy
         iterator = iterate(batches.distribute(strategy, process.process, len(process.processes)))
 
@@ -383,15 +363,26 @@ def predict(
         return tf.nest.pack_sequence_as(parts[0], arrays)
 
 
-def _process(call: str, options: Mapping[str, Any]) -> Process:
+@contextlib.contextmanager
+def _prepare(
+    call: str, model: BuildModel, data: Any, batch_size: int | None, steps: int | None, options: Any
+) -> Iterator[tuple[Process, keras.Model, Batches]]:
+    """Yields the process, the built model and the batches of `evaluate` or `predict`."""
+    check_counts(batch_size=batch_size, steps=steps)
     check_options(call, options, STRATEGY_SETTINGS)
-    process = this_process(options)
+    process, predicts = this_process(options), call == "predict"
     if process.strategy_name == "parameter_server":
         raise SettingsError(
             f"{call} needs synchronous replicas, but this job has parameter servers; call it in a program of "
             "one process, or of workers only"
         )
-    return process
+    with process.explain_errors():
+        adapter = process.data_adapter(0, batch_size)
+        batches = adapter.read(data, "data", steps=steps, restart=True, pad=predicts)
+        step = {"predict_step" if predicts else "test_step": batches}
+        built = build_with_variables(process, model, process.settings, **step)
+        with undo_patches(built):
+            yield process.for_model(built), built, batches
 
 
 def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:

@@ -31,16 +31,8 @@ from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
-from shardline.trainer.loop import evaluator
+from shardline.trainer.loop import callbacks, evaluator
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
-from shardline.trainer.loop.callbacks import (
-    Counters,
-    Hooks,
-    check_metrics,
-    chief_reports,
-    make_callbacks,
-    to_json_values,
-)
 from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, join_cluster
@@ -130,15 +122,17 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
-    model, interface, prepared = _assemble(run)
-    run = replace(run, data=_formed(run.data, interface))
+    run, model, interface, prepared = _assemble(run)
     if "validation" in run.manifest.splits:
-        run = replace(run, validation=_formed(_input_pipeline(run, run.manifest, "validation"), interface))
-    chosen, counters = make_callbacks(settings, run.scratch or run.dirs.model), Counters()
+        validation = _input_pipeline(run, run.manifest, "validation")
+        run = replace(run, validation=replace(validation, forms=run.data.forms, order=run.data.order))
+    chosen, counters = callbacks.make_callbacks(settings, run.scratch or run.dirs.model), callbacks.Counters()
     if chief:
         _announce(run, interface)
-    reports = chief_reports(settings, run.dirs, counters, in_memory=run.data.in_memory) if chief else []
-    hooks = Hooks(run, chosen, reports)
+    reports = (
+        callbacks.chief_reports(settings, run.dirs, counters, in_memory=run.data.in_memory) if chief else []
+    )
+    hooks = callbacks.Hooks(run, chosen, reports)
     training = Training(
         run,
         model,
@@ -153,7 +147,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         engine = training.engine
         validated = engine.evaluation.shapes if engine.evaluation else {}
         shown = engine.shapes | {f"val_{name}": shape for name, shape in validated.items()}
-        check_metrics(settings, chosen, shown)
+        callbacks.check_metrics(settings, chosen, shown)
     if chief:
         transforms.save(prepared, run.dirs.model)
         _write_settings(run, interface, training.state.record)
@@ -168,9 +162,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 
 def _evaluate(run: DatasetRun) -> None:
-    model, interface, _ = _assemble(run, evaluate_only=True)
-    feed = _formed(run.data, interface)
-    evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
+    run, model, _, _ = _assemble(run, evaluate_only=True)
+    evaluation = EvaluationLoop(model, run.strategy, run.data.distribute(run.strategy, 0, 1), run.data.steps)
     # No variables are compared: this model lacks those of the optimizer in training.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
@@ -183,16 +176,12 @@ def _evaluate(run: DatasetRun) -> None:
     ).run(run.settings.startup_timeout)
 
 
-def _formed(data: InputPipeline, interface: Interface) -> InputPipeline:
-    return replace(data, forms=interface.forms, order=interface.order)
-
-
 def _assemble(
     run: DatasetRun, *, evaluate_only: bool = False
-) -> tuple[keras.Model, Interface, tf.Module | None]:
-    """Returns a model built in the strategy's scope, its interface, and the preparation of inputs, if any.
+) -> tuple[DatasetRun, keras.Model, Interface, tf.Module | None]:
+    """Returns the run with labels as the model takes them, and the model, built in the strategy's scope.
 
-    With `evaluate_only` its weights are restored later.
+    Then its interface, and the preparation of inputs, if any. With `evaluate_only` the weights follow later.
     """
     settings, exported = run.settings, not run.settings.allow_unexportable
     info = examples.describe(files.local_path(settings.dataset), run.manifest)
@@ -201,7 +190,6 @@ def _assemble(
     # seed + 1: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
-    element = run.data.element_spec
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
         interface = read_interface(
@@ -209,8 +197,8 @@ def _assemble(
         )
         if not evaluate_only:
             accumulate_gradients(model, settings.gradient_accumulation_steps)
-        if interface.forms or interface.order:
-            element = _formed(run.data, interface).element_spec
+        run = replace(run, data=replace(run.data, forms=interface.forms, order=interface.order))
+        element = run.data.element_spec
         test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
         create_variables(model, train_step=element, **test_step)
     if not evaluate_only:
@@ -219,7 +207,7 @@ def _assemble(
         weigh_output_losses(model)
         if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
             saving.warm_start(model, settings.initial_model)
-    return model, interface, prepared
+    return run, model, interface, prepared
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
@@ -233,7 +221,7 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     run.watchdog.rest()  # waits for the evaluator
     if run.settings.evaluator:
         logs |= evaluator.wait_for_last_evaluation(run.dirs.checkpoints, position)
-    metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
+    metrics = {"epochs": position.epoch, "steps": position.steps, **callbacks.to_json_values(logs)}
     if not_finite := [name for name, value in metrics.items() if value is None]:
         progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
     files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)

@@ -34,7 +34,7 @@ from shardline.components.validate.metrics.outcomes import (
 )
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
-from shardline.trainer.data.decode import encode_stored
+from shardline.trainer.data.examples import check_targets, encode_stored, explain
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 
@@ -108,10 +108,10 @@ class Examples:
         """
         paths = [str(self.directory / shard.file) for shard in self.split.shards]
         records = tf.data.TFRecordDataset(paths)
-        batches = records.batch(size).map(lambda some: (some, _parse(some, self.manifest))).prefetch(2)
+        batches = records.batch(size).map(lambda some: (some, _parse(some, self.manifest, self.name)))
         seen = 0
         try:
-            for serialized, parsed in batches:
+            for serialized, parsed in batches.prefetch(2):
                 by = parsed.get(self.manifest.group or self.manifest.time_feature)
                 batch = Batch(
                     images=parsed.pop("image", None),
@@ -125,16 +125,11 @@ class Examples:
                     },
                     groups=None if by is None else _decode_text(by.numpy()),
                 )
-                for label in self.manifest.labels:
-                    _check_label(batch, label)
                 seen += len(batch.keys)
                 yield batch
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-            reason = str(error.message).strip().partition("\n")[0]
-            raise DatasetError(
-                f"a shard in {self.directory} is damaged after {seen:,} examples: {reason}; "
-                "preprocess the data again"
-            ) from None
+        except tf.errors.OpError as error:
+            tested = replace(self.manifest, splits={self.name: self.split})
+            raise explain(error, self.directory, tested) or error from error
         if seen != self.split.records:
             raise DatasetError(
                 f"the shards in {self.directory} hold {seen:,} examples, the manifest says "
@@ -310,7 +305,7 @@ def _predict(model: ServedModel, batch: Batch) -> Predictions:
         ) from None
 
 
-def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
+def _parse(records: tf.Tensor, manifest: Manifest, split: str) -> Any:
     labels = {label.name for label in manifest.labels}
     read = {
         item.name: tf.io.FixedLenFeature(
@@ -320,6 +315,7 @@ def _parse(records: tf.Tensor, manifest: Manifest) -> Any:
         if item.name == "image" or item.name in labels or not item.shape
     }
     parsed = tf.io.parse_example(records, read)
+    parsed |= {item.name: check_targets(parsed[item.name], [item], split) for item in manifest.labels}
     if "image" in parsed and manifest.image.encoding == "raw":  # the model takes encoded files
         parsed["image"] = tf.map_fn(
             lambda stored: encode_stored(stored, manifest.image),
@@ -346,22 +342,6 @@ def _take_sliced(
         if column.dtype != object or len(known) <= MAX_CATEGORIES:
             taken[name] = column
     return taken
-
-
-def _check_label(batch: Batch, label: Label) -> None:
-    values, classes = batch.labels[label.name], len(label.outputs) if label.kind == CLASS else 2
-    if label.kind == REGRESSION:
-        wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-        expected = "finite numbers"
-    else:
-        wrong = np.flatnonzero(((values < 0) | (values >= classes)).reshape(len(values), -1).any(axis=1))
-        expected = f"classes 0..{classes - 1}"
-    if wrong.size:
-        first = int(wrong[0])
-        raise DatasetError(
-            f"example {batch.keys[first]!r} has label {values[first]}, the dataset has {expected}; "
-            "preprocess the data again"
-        )
 
 
 def find_mistakes(

@@ -199,7 +199,6 @@ def train(
     from shardline.trainer import task
     from shardline.trainer.base import plugins
     from shardline.trainer.data import manifest as manifests
-    from shardline.trainer.loop import fail_fast_marker
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.
@@ -216,7 +215,7 @@ def train(
         # All-reduce cannot continue without a peer; a chief with parameter servers can, without a worker.
         restart_job_on_worker_restart=not ps,
     )
-    fail_fast_marker.clear_markers(Path(given.model_dir))
+    task.clear_markers(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
     model = Path(given.model_dir)

@@ -12,7 +12,7 @@ from shardline.components.validate.export import formats
 from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.validation import validate
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.examples import parse_batch
 from shardline.trainer.loop.build import build
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.gates import only

@@ -25,8 +25,7 @@ from shardline.components.validate.export.export import (
 )
 from shardline.components.validate.export.signatures import ServedModel
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data.examples import describe, parse_batch
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
 from shardline.trainer.loop.build import build
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table

@@ -12,7 +12,7 @@ from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.signatures import ServedModel, measure_costs, name_outputs
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.examples import parse_batch
 from tests.helpers.datasets import write_labelled
 from tests.helpers.labels import LABELLED
 

@@ -31,7 +31,7 @@ from shardline.components.validate.gate.rules import Gate
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.decode import decode_image
+from shardline.trainer.data.examples import decode_image
 from tests.helpers import models
 from tests.helpers.datasets import (
     CLASS_NAMES,
@@ -326,11 +326,17 @@ BAND = encode_png(band_image(0, SHAPE, np.random.default_rng(0)))
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (write(make_example("a", BAND, 0), make_example("b", BAND, 3)), r"'b' has label 3, .* 0\.\.2"),
+        (
+            write(make_example("a", BAND, 0), make_example("b", BAND, 3)),
+            r"record 1, key 'b': .* label outside 0\.\.2",
+        ),
         (write(make_example("c", b"no image", 0)), "'c' cannot be served: .*not an image that is read"),
-        (write(tf.train.Example().SerializeToString()), "is damaged after 0 examples"),
+        (write(tf.train.Example().SerializeToString()), "record 0: the example cannot be used"),
         (lambda copy: shard_of(copy).write_bytes(shard_of(copy).read_bytes()[:-5]), "the manifest says"),
-        (lambda copy: flip(shard_of(copy)), r"is damaged after \d+ examples"),
+        (
+            lambda copy: flip(shard_of(copy)),
+            r"shard test-00002.*, record \d+: a shard of the dataset is damaged",
+        ),
     ],
 )
 def test_damaged_examples_are_refused(damage, message, exported, dataset, tmp_path):

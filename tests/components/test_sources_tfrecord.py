@@ -25,8 +25,7 @@ from shardline.components.validate.export.signatures import (
     make_signatures,
 )
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data.examples import describe, parse_batch
 from shardline.trainer.data.features import Feature
 from shardline.trainer.loop.build import build, create_variables
 from tests.helpers import sources

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint.state import Position
-from shardline.trainer.data.decode import decode_batch
+from shardline.trainer.data.examples import decode_batch
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Split
 from shardline.trainer.data.pipeline import InputPipeline

@@ -74,7 +74,7 @@ def test_keras_remembers_the_logits_behind_a_sigmoid_and_a_softmax():
     inputs = np.zeros((1, 2), np.float32)
     for activation, remembered in (("sigmoid", True), ("softmax", True), ("relu", False)):
         outputs = keras.Sequential([keras.layers.Dense(2, activation)])(inputs)
-        assert keras_internals.is_activated(outputs) is remembered
+        assert (keras_internals.attached_logits(outputs) is not None) is remembered
 
 
 def test_a_stateless_scope_keeps_every_assignment_back():

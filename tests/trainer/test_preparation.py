@@ -10,7 +10,7 @@ from shardline.components.validate.export.signatures import ServedModel, make_re
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
-from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.examples import parse_batch
 from shardline.trainer.models.saving import load_model
 from tests.helpers.datasets import write_dataset
 from tests.trainer.test_train import run

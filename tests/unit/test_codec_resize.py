@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.trainer.data.decode import decode_image
+from shardline.trainer.data.examples import decode_image
 from shardline.trainer.data.features import Feature, Placement, compute_placement
 from tests.helpers.images import encoded, opened, psnr, scene
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardline.trainer import task as fail_fast_marker
 from shardline.trainer.base.errors import (
     ClusterError,
     DatasetError,
@@ -19,7 +20,6 @@ from shardline.trainer.base.errors import (
 )
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ClusterConfig
-from shardline.trainer.loop import fail_fast_marker
 
 WORDS = "the model returns no probabilities"
 

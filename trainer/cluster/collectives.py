@@ -24,13 +24,8 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
-from shardline.trainer.keras_compat import keras_internals
+from shardline.trainer.keras_compat import keras_internals, tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
-from shardline.trainer.keras_compat.tensorflow_internals import (
-    SumBuffers,
-    is_same_for_examples,
-    numpy_function,
-)
 
 # Smallest array, in numbers, that is sent without a copy; copying smaller ones costs less.
 _MIN_UNCOPIED = 1 << 14
@@ -164,7 +159,7 @@ class RingSummation:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._buffers = SumBuffers()
+        self._buffers = tensorflow_internals.SumBuffers()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
@@ -187,7 +182,7 @@ class RingSummation:
 
     def _gather(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         own = [part for each in slices for part in (each.values, each.indices)]
-        gathered = numpy_function(self._ring.gather, own, [part.dtype for part in own])
+        gathered = tensorflow_internals.numpy_function(self._ring.gather, own, [part.dtype for part in own])
         parts = [
             tf.ensure_shape(all_, [None, *one.shape[1:]]) for all_, one in zip(gathered, own, strict=True)
         ]
@@ -195,7 +190,7 @@ class RingSummation:
         return [tf.IndexedSlices(values, indices, each.dense_shape) for values, indices, each in pairs]
 
     def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        sums = numpy_function(self._sum, values, [tf.float32] * len(values))
+        sums = tensorflow_internals.numpy_function(self._sum, values, [tf.float32] * len(values))
         return [tf.ensure_shape(total, own.shape) for total, own in zip(sums, values, strict=True)]
 
     def _sum(self, *arrays: Numbers) -> list[Numbers]:
@@ -295,7 +290,9 @@ def _as_in_one_batch(gradient: Any) -> Any:
 
     The rows of all replicas would be one too many: Keras squares each, where Adam should square their sum.
     """
-    same = isinstance(gradient, tf.IndexedSlices) and is_same_for_examples(gradient.indices)
+    same = isinstance(gradient, tf.IndexedSlices) and tensorflow_internals.is_same_for_examples(
+        gradient.indices
+    )
     return tf.convert_to_tensor(gradient) if same else gradient
 
 

@@ -32,12 +32,7 @@ from shardline.trainer.base.plugins import identify, installed_version
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
-from shardline.trainer.keras_compat.tensorflow_internals import (
-    abort_collectives,
-    abort_peers,
-    check_peer,
-    in_thread,
-)
+from shardline.trainer.keras_compat import tensorflow_internals
 
 # Seconds for a peer to accept a connection or send a message, and between two attempts.
 _TIMEOUT_S, _PROBE_INTERVAL_S = 3.0, 0.25
@@ -125,7 +120,7 @@ def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterat
                 # In a thread: a client that sends nothing must not block the others.
                 threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
-    with in_thread(serve, over, "settings-handshake"):
+    with tensorflow_internals.in_thread(serve, over, "settings-handshake"):
         yield
 
 
@@ -251,7 +246,7 @@ class Peers:
         if self._cluster.is_chief:
             # Parameter servers have no coordination service.
             with contextlib.suppress(tf.errors.OpError, ValueError):
-                abort_peers(message)
+                tensorflow_internals.abort_peers(message)
 
 
 def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
@@ -301,11 +296,13 @@ def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
             }
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
                 _noticed.append(_no_answer(lost))
-                abort_collectives(_noticed[0])
+                tensorflow_internals.abort_collectives(_noticed[0])
                 tell(_noticed[0])
                 return
 
-    with in_thread(watch, over, "health") if cluster.others else contextlib.nullcontext():
+    with (
+        tensorflow_internals.in_thread(watch, over, "health") if cluster.others else contextlib.nullcontext()
+    ):
         yield
 
 
@@ -330,7 +327,7 @@ class Health:
         for name in self._others:
             message = _no_answer([name])
             try:
-                check_peer(_task_path(name), 1000)  # milliseconds to answer
+                tensorflow_internals.check_peer(_task_path(name), 1000)  # milliseconds to answer
             except tf.errors.DeadlineExceededError:
                 since = self._silent.setdefault(name, time.monotonic())
                 if time.monotonic() - since > self._timeout:

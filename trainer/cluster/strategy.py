@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 from collections import Counter
@@ -14,13 +15,8 @@ from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig, without_proxy
+from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.replicas import patch_keras_methods
-from shardline.trainer.keras_compat.tensorflow_internals import (
-    exit_after,
-    patch_initial_values,
-    patch_variable_conversion,
-    set_heartbeat_timeout,
-)
 
 # CUDA library that only the gpu variant of the image has.
 _CUDA = "nvidia-cudnn-cu12"
@@ -107,18 +103,22 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
             num_accelerators={"GPU": gpus},
             rpc_layer="grpc",
         )
-    patch_variable_conversion()
+    tensorflow_internals.patch_variable_conversion()
     if name == "multi_worker_mirrored":
         patch_keras_methods()
-        patch_initial_values()
+        tensorflow_internals.patch_initial_values()
         # TensorFlow uses NCCL only on request; the ring of sockets (tcp) carries gradients only.
         kinds = tf.distribute.experimental.CommunicationImplementation
         kind = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         if cluster.tasks:
-            set_heartbeat_timeout(cluster.tasks, settings.peer_timeout)
-        with exit_after(settings.startup_timeout):
+            tensorflow_internals.set_heartbeat_timeout(cluster.tasks, settings.peer_timeout)
+        if settings.startup_timeout:  # TensorFlow waits without end for a lost peer
+            faulthandler.dump_traceback_later(settings.startup_timeout, exit=True, file=2)
+        try:
             return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     if name == "parameter_server":
         return tf.distribute.ParameterServerStrategy(resolver)
     if settings.cpu_devices > 1:

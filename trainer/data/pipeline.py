@@ -15,8 +15,7 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import BEGINNING, Position
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.examples import Memory, check_targets, load
+from shardline.trainer.data.examples import Memory, check_targets, load, parse_batch
 from shardline.trainer.data.manifest import Manifest, check_files
 from shardline.trainer.data.sharding import EpochPlan, RunPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 from shardline.trainer.base.errors import SettingsError
 
@@ -82,11 +82,7 @@ class StepSizes(Sequence[int]):
         """Returns the number of steps."""
         return self.steps
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> StepSizes: ...
-    def __getitem__(self, at: int | slice) -> int | StepSizes:
+    def __getitem__(self, at: Any) -> Any:
         """Returns the examples of a step, from 0, or of several that follow each other."""
         steps = range(self.steps)[at]
         if isinstance(steps, int):

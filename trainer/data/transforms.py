@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.data.decode import Inputs, Targets, make_probe_rows
+from shardline.trainer.data.examples import Inputs, Targets, make_probe_rows
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.operations import check_saved_model

@@ -393,9 +393,9 @@ def compiled_name(loss_or_metric: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def is_activated(outputs: Any) -> bool:
-    """Whether outputs come from a softmax or sigmoid of Keras, which attaches the logits to them."""
-    return hasattr(outputs, "_keras_logits")
+def attached_logits(outputs: Any) -> Any:
+    """Returns the logits that a softmax or sigmoid of Keras attaches to its outputs; None for others."""
+    return getattr(outputs, "_keras_logits", None)
 
 
 def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import inspect
 import logging
 import os
@@ -96,20 +95,6 @@ def in_thread(run: Callable[[], None], over: threading.Event, name: str) -> Iter
     finally:
         over.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def exit_after(seconds: float) -> Iterator[None]:
-    """Ends the process with a traceback when the body takes longer; 0 for no limit.
-
-    The body creates a MultiWorkerMirroredStrategy, which waits without end for a lost peer.
-    """
-    if seconds:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 @contextlib.contextmanager

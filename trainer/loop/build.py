@@ -21,17 +21,7 @@ from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
-from shardline.trainer.keras_compat.keras_internals import (
-    build_only,
-    build_symbolically,
-    describe_model_error,
-    inner_optimizers,
-    moving_averages,
-    own_learning_rate,
-    record_jit_compile,
-    returns_custom_metrics,
-    updating_optimizers,
-)
+from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import whole_batch_metrics
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.process import Process
@@ -65,7 +55,7 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
             f"{signature}"
         ) from None
     try:
-        with record_jit_compile():
+        with keras_internals.record_jit_compile():
             built = function(dataset, **arguments)
     except ShardlineError:
         raise
@@ -90,17 +80,17 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
     A custom `train_step` is run on trial to create its variables, whose values are then reset. `batches` has
     data of one replica, or its specification, for each step by its name, such as train_step.
     """
-    is_custom = returns_custom_metrics(model.train_step)
+    is_custom = keras_internals.returns_custom_metrics(model.train_step)
     for name, data in batches.items():
         problem = f"{name} of the model failed" if is_custom else "the model cannot be built"
         what = f"{problem} on batches of {describe_structure(data)}"
-        with plugins.calling(what, ModelError, explain=describe_model_error):
+        with plugins.calling(what, ModelError, explain=keras_internals.describe_model_error):
             spec = tf.nest.map_structure(_specification, data)
             with whole_batch_metrics(model, tf.nest.flatten(spec)[0].shape[0]):
                 if is_custom:
                     _try_step(model, getattr(model, name), data)
                 else:
-                    build_symbolically(model, spec)
+                    keras_internals.build_symbolically(model, spec)
 
 
 def _try_step(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
@@ -111,7 +101,7 @@ def _try_step(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None
             step(data)
 
     spec = tf.nest.map_structure(_specification, data)
-    with build_only(model):
+    with keras_internals.build_only(model):
         if not model.run_eagerly:
             tf.function(take, autograph=False).get_concrete_function(spec)
         elif isinstance(tf.nest.flatten(data)[0], tf.TensorSpec):
@@ -152,7 +142,7 @@ def build_with_variables(
         if not isinstance(model, keras.Model):
             if not callable(model):
                 raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
-            with record_jit_compile(), plugins.calling("build_model failed", ModelError):
+            with keras_internals.record_jit_compile(), plugins.calling("build_model failed", ModelError):
                 model = model()
     if not isinstance(model, keras.Model):
         legacy = type(model).__module__.startswith("tf_keras")
@@ -207,7 +197,7 @@ def accumulate_gradients(model: keras.Model, steps: int) -> None:
         return
     if model.optimizer is None:
         raise SettingsError("gradient_accumulation_steps needs a model that is compiled with an optimizer")
-    inner = inner_optimizers(model.optimizer)
+    inner = keras_internals.inner_optimizers(model.optimizer)
     if not inner:
         raise SettingsError("gradient_accumulation_steps needs a MultiOptimizer with an OptimizerMap")
     for optimizer in inner:
@@ -227,7 +217,10 @@ def accumulate_gradients(model: keras.Model, steps: int) -> None:
 
 def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
     """Returns the learning rate of each of a model's optimizers: a number, or a schedule's configuration."""
-    return [_describe(own_learning_rate(optimizer)) for optimizer in updating_optimizers(model)]
+    return [
+        _describe(keras_internals.own_learning_rate(optimizer))
+        for optimizer in keras_internals.updating_optimizers(model)
+    ]
 
 
 def _describe(rate: Any) -> float | dict[str, Any]:
@@ -244,15 +237,15 @@ def _describe(rate: Any) -> float | dict[str, Any]:
 
 def apply_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
     """Sets changed learning rates of optimizers that were restored with their earlier ones."""
-    for optimizer, old, new in zip(updating_optimizers(model), before, now, strict=False):
+    for optimizer, old, new in zip(keras_internals.updating_optimizers(model), before, now, strict=False):
         if isinstance(new, float) and old != new:
-            own_learning_rate(optimizer).assign(new)
+            keras_internals.own_learning_rate(optimizer).assign(new)
 
 
 def finalize(model: keras.Model) -> None:
     """Sets trained weights to their moving averages, as the end of `fit` does."""
     trained = {id(variable) for variable in model.trainable_variables}
-    for optimizer in inner_optimizers(model.optimizer) if model.optimizer is not None else ():
-        for variable, average in moving_averages(optimizer):
+    for optimizer in keras_internals.inner_optimizers(model.optimizer) if model.optimizer is not None else ():
+        for variable, average in keras_internals.moving_averages(optimizer):
             if id(variable) in trained:
                 variable.assign(average)

@@ -19,14 +19,7 @@ import tensorflow as tf
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.checkpoint.state import finite_variables
 from shardline.trainer.cluster.collectives import GradientExchange, Summation
-from shardline.trainer.keras_compat.keras_internals import (
-    flat_logs,
-    optimizers,
-    random_per_replica,
-    record_results,
-    returns_custom_metrics,
-    update_after_gradients,
-)
+from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import exact_losses, replica_share, takes_whole_batches
 from shardline.trainer.keras_compat.tensorflow_internals import iterate, seed_per_process
 
@@ -75,7 +68,7 @@ class StepMetrics:
         self._kept: dict[str, tf.Variable] = {}
         self._metrics: dict[str, keras.metrics.Metric] = {}
         eager = model.run_eagerly
-        if returns_custom_metrics(step) and not eager:
+        if keras_internals.returns_custom_metrics(step) and not eager:
             self._trace(step, strategy, batches, sized)
         read = self._read if self.replaced else model.get_metrics_result
         # Metrics of an eager model may be Python code, which a traced function would run only once.
@@ -97,12 +90,12 @@ class StepMetrics:
             def take(data: Any) -> None:
                 returned.update(reported_metrics(step, step(data[0] if sized else data)))
 
-            with random_per_replica():
+            with keras_internals.random_per_replica():
                 strategy.run(take, args=(next(batches),))
 
-        with record_results(self._model) as results:
+        with keras_internals.record_results(self._model) as results:
             tf.function(once, autograph=False).get_concrete_function(batches)
-        self.replaced = returned.keys() != flat_logs(self._model.get_metrics_result()).keys()
+        self.replaced = returned.keys() != keras_internals.flat_logs(self._model.get_metrics_result()).keys()
         if not self.replaced:
             return
         self._shapes = {name: tuple(value.shape) for name, value in returned.items()}
@@ -120,7 +113,7 @@ class StepMetrics:
     def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
         """Keeps a replica's values, in its context, with its weight (1 for an equal share of the batch)."""
         if self.replaced:
-            flat = flat_logs(logs)
+            flat = keras_internals.flat_logs(logs)
             for name, variable in self._kept.items():
                 variable.assign(tf.cast(flat[name], tf.float32) * weight)
 
@@ -142,7 +135,7 @@ def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tens
             f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
             'dict; return numbers by name such as {"loss": loss}, as in Keras'
         )
-    values = {name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()}
+    values = {name: tf.convert_to_tensor(value) for name, value in keras_internals.flat_logs(logs).items()}
     return {
         name: value
         for name, value in values.items()
@@ -188,8 +181,8 @@ class StepLoop:
         self._summation = summation
         self._exchange = GradientExchange(model, summation)
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
-            for optimizer in optimizers(model):
-                update_after_gradients(optimizer)
+            for optimizer in keras_internals.optimizers(model):
+                keras_internals.update_after_gradients(optimizer)
         self._metrics = StepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
         self.reset_metrics = self._metrics.reset
         self._steps: _Steps | None = None
@@ -201,7 +194,7 @@ class StepLoop:
 
     def read(self) -> Logs:
         """Returns the metrics as they were after the last step."""
-        return flat_logs(self._read)
+        return keras_internals.flat_logs(self._read)
 
     def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, the examples of that step over all replicas."""
@@ -242,7 +235,7 @@ class StepLoop:
             with tf.control_dependencies([part for value in tf.nest.flatten(data) for part in local(value)]):
                 waited += self._clock() - requested
             seed_per_process(strategy)
-            with random_per_replica(), self._losses():
+            with keras_internals.random_per_replica(), self._losses():
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if not model.run_eagerly:
                 self.traced(tf.compat.v1.get_default_graph())
@@ -283,7 +276,7 @@ class EvaluationLoop:
     @property
     def shapes(self) -> Shapes:
         """Names and shapes of the metrics, or of what the step returns in their place. A collective."""
-        if not returns_custom_metrics(self._model.test_step):
+        if not keras_internals.returns_custom_metrics(self._model.test_step):
             return metric_shapes(self._model)
         self._prepare()
         return self._metrics.shapes
@@ -307,7 +300,7 @@ class EvaluationLoop:
 
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
-        return flat_logs(self._metrics.result())
+        return keras_internals.flat_logs(self._metrics.result())
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples."""
@@ -324,7 +317,7 @@ class EvaluationLoop:
 
         def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                with random_per_replica(), exact_losses():
+                with keras_internals.random_per_replica(), exact_losses():
                     self._strategy.run(step, args=(next(iterator),))
                 return (i + 1,)
 
@@ -335,7 +328,9 @@ class EvaluationLoop:
 
 def metric_shapes(model: keras.Model) -> Shapes:
     """Returns names and shapes of a model's metrics. A collective."""
-    return {name: np.shape(value) for name, value in flat_logs(model.get_metrics_result()).items()}
+    return {
+        name: np.shape(value) for name, value in keras_internals.flat_logs(model.get_metrics_result()).items()
+    }
 
 
 def is_finite(logs: Mapping[str, Any], weights: Sequence[keras.Variable]) -> tf.Tensor:
@@ -343,7 +338,7 @@ def is_finite(logs: Mapping[str, Any], weights: Sequence[keras.Variable]) -> tf.
 
     Keras' own loss is a running mean: once not finite, it stays so until the epoch ends.
     """
-    flat = flat_logs(logs)
+    flat = keras_internals.flat_logs(logs)
     losses = [flat["loss"]] if "loss" in flat else [v for name, v in flat.items() if name.endswith("loss")]
     watched = losses or [tf.convert_to_tensor(variable) for variable in weights]
     checks = [tf.reduce_all(tf.math.is_finite(tf.cast(value, tf.float32))) for value in watched]

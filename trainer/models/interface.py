@@ -22,16 +22,16 @@ import tensorflow as tf
 
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.decode import Inputs, Prepare, make_probe_rows
+from shardline.trainer.data.examples import Inputs, Prepare, make_probe_rows
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import DEFAULT_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_internals import (
+    attached_logits,
     compiled_losses,
     compiled_metrics,
     compiled_name,
     compute_loss,
-    is_activated,
     passed_metrics,
     refuse_lambda,
     saveable,
@@ -117,7 +117,7 @@ def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: Datas
         fits = sums and bool((values >= -_ROUNDING).all())
     else:
         fits = inside and bool((values > 0).any())
-    if fits and ((label.kind == CLASS and not single) or not logits or is_activated(outputs)):
+    if fits and ((label.kind == CLASS and not single) or not logits or attached_logits(outputs) is not None):
         return "probability" if single else "probabilities"
     if logits:
         return "logit" if single else "logits"
@@ -140,7 +140,7 @@ def _check_kind(outputs: Any, label: Label, losses: Sequence[Any], dataset: Data
     if wrong:
         kind = "classes" if label.kind == REGRESSION else "one class of several"
         reason = f"the loss {wrong[0]} is for {kind}"
-    if (logits := getattr(outputs, "_keras_logits", None)) is not None:
+    if (logits := attached_logits(outputs)) is not None:
         spreads = dataset.train[label.name].spreads if label.name in dataset.train else ()
         for output, spread in zip(label.outputs, spreads, strict=False):
             if spread.least < 0 or spread.largest > 1:

@@ -1,7 +1,7 @@
 """Pixels of an image: decoded, turned upright, fitted and encoded, on one core.
 
 libjpeg-turbo (simplejpeg) reads and writes JPEG, OpenCV resizes and writes PNG, Pillow reads the rarer
-formats and kinds as the exported model does (`trainer.data.decode`). Loading them takes 50 MB: only where
+formats and kinds as the exported model does (`trainer.data.examples`). Loading them takes 50 MB: only where
 pixels are needed.
 """
 

@@ -106,7 +106,7 @@ def check_structure(encoded: bytes) -> None:
 def _read_orientation(exif: bytes) -> int:
     """Returns the orientation in the first directory of EXIF data, with or without "Exif"; 1 if missing.
 
-    The first of several EXIF data applies, as in `trainer.data.decode`.
+    The first of several EXIF data applies, as in `trainer.data.examples`.
     """
     tiff = exif.removeprefix(_EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])

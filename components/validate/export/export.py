@@ -26,7 +26,7 @@ from shardline.trainer.base import code, files
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data import transforms
-from shardline.trainer.data.decode import Prepare, parse_batch
+from shardline.trainer.data.examples import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.models.interface import Heads, read_heads, to_predictions

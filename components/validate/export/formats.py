@@ -113,7 +113,7 @@ def _measure(
     import numpy as np
 
     from shardline.components.validate.export import signatures
-    from shardline.trainer.data.decode import parse_batch
+    from shardline.trainer.data.examples import parse_batch
 
     file, manifest = out / FORMATS[name][0], examples.manifest
     report("validate", f"evaluating {file.name} on the same examples")

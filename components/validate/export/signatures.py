@@ -38,8 +38,7 @@ from shardline.components.model_store import Export
 from shardline.components.text import truncate
 from shardline.components.validate.export import clean_process
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data import decode
-from shardline.trainer.data.decode import Inputs, Prepare
+from shardline.trainer.data.examples import Inputs, Prepare, decode_batch, decode_image, encode_stored
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
@@ -378,19 +377,19 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
         columns = {names[column]: values for column, values in inputs.items()}
         return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
     stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
-    images = tf.stack([decode.encode_stored(image, manifest.image) for image in stored])
+    images = tf.stack([encode_stored(image, manifest.image) for image in stored])
     return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
 
 
 def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
     def decode_files(files: tf.Tensor) -> tf.Tensor:
         pixels = tf.TensorSpec(image.shape, tf.uint8)
-        return tf.map_fn(lambda file: decode.decode_image(file, image), files, fn_output_signature=pixels)
+        return tf.map_fn(lambda file: decode_image(file, image), files, fn_output_signature=pixels)
 
     # One tf.function for all signatures: the decoder is traced once.
     decoded = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
     if image.encoding == "raw":
-        stored = _function(lambda raw: decode.decode_batch(raw, image), tf.TensorSpec([None], tf.string))
+        stored = _function(lambda raw: decode_batch(raw, image), tf.TensorSpec([None], tf.string))
     parse, pixels = {"image": tf.io.FixedLenFeature([], "string")}, [None, *image.shape]
     return {
         DEFAULT: _function(lambda images: answer(decoded(images)), tf.TensorSpec([None], tf.string, IMAGES)),
