@@ -17,8 +17,10 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.directories import ClassFolders
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.storage import File, Storage, files_below, match_files
+from shardline.components.storage import File, Storage, files_below, match_files, open_read, read_object
 from shardline.trainer.base.errors import SourceError
+from tests.contract.fake.certificates import write_certificates
+from tests.contract.fake.proxy import Tunnels, serve_proxy
 from tests.helpers.fake_storage import fake_storage
 
 NAMES = (
@@ -98,6 +100,28 @@ def test_a_bucket_behind_a_proxy_is_listed_and_read(bucket: Bucket, monkeypatch:
 
     assert [found.name for found in behind.objects("data/")] == ["data/1.jpg"]
     assert behind.read_bytes("data/1.jpg") == b"data/1.jpg"
+
+
+def test_a_bucket_behind_a_proxy_of_https_is_listed_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Google's own address is: by CONNECT, and nobody else knows the way."""
+    files = write_certificates(tmp_path, ["storage.invalid"])
+    with (
+        fake_storage("bucket", {"data/1.jpg": b"jpeg"}, files=files) as url,
+        serve_proxy({"storage.invalid"}, 0, int(url.rpartition(":")[2]), Tunnels()) as (port, refused),
+    ):
+        for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(files.authority))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "https://storage.invalid")
+
+        assert [found.name for found in files_below("gs://bucket/data")] == ["1.jpg"]
+        assert read_object("gs://bucket/data/1.jpg") == b"jpeg"
+        with open_read("gs://bucket/data/1.jpg") as file:
+            assert file.read() == b"jpeg"
+    assert not refused
 
 
 def test_a_thousand_names_are_a_request(bucket: Bucket) -> None:

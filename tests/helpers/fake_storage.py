@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from itertools import islice
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.contract.fake.certificates import Certificates
 from tests.helpers.serving import QuietHandler, serve
 
 #: What becomes of the n-th request: "" serves it, "before" refuses it, "after" refuses it when it is done,
@@ -66,11 +67,15 @@ class Objects:
 
 @contextlib.contextmanager
 def fake_storage(
-    bucket: str, objects: MutableMapping[str, bytes], fate: Fate = lambda _: "", latency: float = 0
+    bucket: str,
+    objects: MutableMapping[str, bytes],
+    fate: Fate = lambda _: "",
+    latency: float = 0,
+    files: Certificates | None = None,
 ) -> Iterator[str]:
     """Serves the objects of one bucket and gives the server's URL, for STORAGE_EMULATOR_HOST.
 
-    `latency` is in seconds, of each request.
+    `latency` is in seconds, of each request. With certificates the server speaks TLS.
     """
     stored = Objects(objects)
 
@@ -190,8 +195,8 @@ def fake_storage(
                 self.end_headers()
                 self.wfile.write(content)
 
-    with serve(Handler) as port:
-        yield f"http://127.0.0.1:{port}"
+    with serve(Handler, files) as port:
+        yield f"http{'s' if files else ''}://127.0.0.1:{port}"
 
 
 def listing(bucket: str, stored: Objects, query: dict[str, str]) -> dict[str, object]:
