@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import hashlib
 import json
 import math
@@ -12,7 +11,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +94,14 @@ def option_declarations(spec: Mapping[str, Any]) -> dict[str, tuple[str, dict[st
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         for parameter, (kind, names) in _OPTIONS.items():
             for name in [name for name in names if parameter in known and name not in known]:
-                hint = field_types(kind)[name]
-                declaration = {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
-                found[name] = (parameter, declaration)
+                found[name] = (parameter, field_declaration(kind, name))
     return found
+
+
+def field_declaration(kind: Any, name: str) -> dict[str, Any]:
+    """Returns the declaration of a parameter for a field of a dataclass."""
+    hint = field_types(kind)[name]
+    return {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
 
 
 def fold_options(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,101 +137,64 @@ def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
             raise PipelineError(
                 f"the parameter {name} ({_type_of(declaration)}) has no default and must be set"
             )
-    return {name: convert(name, value, takes[name]) for name, value in given.items()}
+    return {name: convert(f"the parameter {name}", value, takes[name]) for name, value in given.items()}
+
+
+#: Type of each kind of parameter, and its name in messages; either of two is a text unless it begins with {.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "STRING": (str, "str"),
+    "NUMBER_INTEGER": (int, "int"),
+    "NUMBER_DOUBLE": (float, "float"),
+    "BOOLEAN": (bool, "bool"),
+    "STRUCT": (dict, "a JSON object"),
+    "STRING_OR_STRUCT": (None, "str or a JSON object"),
+    "LIST": (list, "a JSON array"),
+}
 
 
 def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
-    """Returns the value of a parameter with its declared type; PipelineError when it is of another."""
+    """Returns the value of a named parameter or option with its declared type; PipelineError for another."""
     kind = declaration["parameterType"]
     if kind not in _TYPES:
-        raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be passed")
+        raise PipelineError(f"{name} is of type {kind}, which cannot be passed")
     shown = truncate(repr(value), 80)
     try:
-        converted = _TYPES[kind][0](value)
-    except (ValueError, TypeError) as error:
-        reason = f" ({error})" if isinstance(error, _ReasonError) else ""
-        raise PipelineError(
-            f"the parameter {name} is declared as {_type_of(declaration)}, got {shown}{reason}"
-        ) from None
+        converted = _convert(_TYPES[kind][0], value)
+    except (ValueError, OverflowError, PipelineError) as error:
+        reason = f" ({error})" if str(error) else ""
+        raise PipelineError(f"{name} is declared as {_type_of(declaration)}, got {shown}{reason}") from None
     literals = declaration.get("literals")
     if literals and converted not in literals:
-        raise PipelineError(f"the parameter {name} is one of {', '.join(map(str, literals))}, got {shown}")
+        raise PipelineError(f"{name} is one of {', '.join(map(str, literals))}, got {shown}")
     return converted
 
 
-class _ReasonError(ValueError):
-    """A value is refused for another reason than its type."""
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    if "\0" in value:
-        raise _ReasonError("a NUL character cannot be passed on")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _ReasonError("it is not valid UTF-8") from None
-    return value
-
-
-def _integer(value: Any) -> int:
-    number = _double(value)
-    if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
-        raise ValueError  # int() takes 1_000
-    if abs(number) > _LARGEST_INTEGER or (isinstance(value, str) and abs(int(value)) > _LARGEST_INTEGER):
-        raise _ReasonError("whole numbers are exact up to 2**53 only")
-    if number != int(number):
-        raise ValueError
-    return int(value)
-
-
-def _double(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    number = float(value)
-    if not math.isfinite(number):
-        raise _ReasonError("it must be finite")
-    return number
-
-
-def _boolean(value: Any) -> bool:
-    words = {"true": True, "false": False}
+def _convert(kind: Any, value: Any) -> Any:
+    """Returns a value, or what a text of a command line says, as of a type; else an error with the reason."""
+    if kind is None:
+        kind = str if isinstance(value, str) and not value.lstrip().startswith("{") else dict
     if isinstance(value, str):
-        if value.strip().lower() not in words:
-            raise _ReasonError("write true or false")
-        return words[value.strip().lower()]
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _json(kind: type, value: Any) -> Any:
-    if isinstance(value, str):
-        try:
+        if kind is str and "\0" in value:
+            raise ValueError("a NUL character cannot be passed on")
+        if kind is str and value.encode(errors="ignore").decode() != value:
+            raise ValueError("it is not valid UTF-8")
+        if kind in (dict, list):
             value = files.parse_json(value, "it", PipelineError)
-        except PipelineError as error:
-            raise _ReasonError(error) from None
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def _string_or_object(value: Any) -> Any:
-    is_text = isinstance(value, str) and not value.lstrip().startswith("{")
-    return _string(value) if is_text else _json(dict, value)
-
-
-#: Converter of each type, and its name in messages.
-_TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "STRING": (_string, "str"),
-    "NUMBER_INTEGER": (_integer, "int"),
-    "NUMBER_DOUBLE": (_double, "float"),
-    "BOOLEAN": (_boolean, "bool"),
-    "STRUCT": (functools.partial(_json, dict), "a JSON object"),
-    "STRING_OR_STRUCT": (_string_or_object, "str or a JSON object"),
-    "LIST": (functools.partial(_json, list), "a JSON array"),
-}
+        elif kind is bool:
+            value = {"true": True, "false": False}.get(value.strip().lower(), value)
+        elif kind is float or (kind is int and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value)):
+            with contextlib.suppress(ValueError):
+                value = kind(value)  # int() alone takes 1_000
+    if kind in (int, float) and type(value) in (int, float):
+        if not math.isfinite(value):
+            raise ValueError("it must be finite")
+        if kind is int and abs(value) > _LARGEST_INTEGER:
+            raise ValueError("whole numbers are exact up to 2**53 only")
+        if kind is float or value == int(value):
+            return kind(value)
+    elif kind not in (int, float) and isinstance(value, kind):
+        return value
+    raise ValueError("write true or false" if kind is bool and isinstance(value, str) else "")
 
 
 def _type_of(declaration: Mapping[str, Any]) -> str:

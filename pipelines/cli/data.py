@@ -125,16 +125,14 @@ def preprocess(
 
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    from shardline.pipelines.parameters import convert, field_declaration
+
     given = split_pairs(values, "--option")
     check_keys(given, OTHERS, "--option ")
-    for name, text in given.items():
-        kind = type(getattr(PreprocessSettings, name))
-        try:
-            found[name] = kind(text)
-        except ValueError:
-            raise SettingsError(f"--option {name} takes a number, got {text!r}") from None
-    return found
+    return {
+        name: convert(f"--option {name}", text, field_declaration(PreprocessSettings, name))
+        for name, text in given.items()
+    }
 
 
 def _pairs(option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -229,10 +227,9 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
 
 
 def _shares(text: str) -> dict[str, float]:
-    shares = {}
-    for name, share in split_pairs(text.split(","), "--split").items():
-        try:
-            shares[name] = float(share)
-        except ValueError:
-            raise SettingsError(f"--split takes shares such as {name}=0.8, got {name}={share}") from None
-    return shares
+    from shardline.pipelines.parameters import convert
+
+    given = split_pairs(text.split(","), "--split").items()
+    return {
+        name: convert(f"--split {name}", share, {"parameterType": "NUMBER_DOUBLE"}) for name, share in given
+    }
