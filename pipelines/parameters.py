@@ -22,7 +22,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.runs import Run, RunDirectory
 from shardline.components.text import quality, truncate
-from shardline.components.train.settings import OPTIONS, TrainingSettings
+from shardline.components.train.settings import OPTIONS
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate import Gate
 from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_parameters, defaults
@@ -219,7 +219,7 @@ def check_values(
     data, training, gate = _settings(parameters)
     if known := data.known_labels:
         gate.for_labels(known)
-    function = plugins.import_string(training.model_function)
+    function = plugins.import_string(training.model)
     absent = packed if here else None
     _check_plugin(function, "model", ModelError, absent)
     if here:
@@ -244,7 +244,7 @@ def check_values(
             if parameters[count] < 0:
                 raise SettingsError(f"{count} must not be negative, got {parameters[count]}")
         study = read_study(parse_study(parameters["study"]), max_trial_count=parameters["max_trial_count"])
-        check_tuned(study.types, training.options)
+        check_tuned(study.types, training.tuning_metric)
 
 
 def _check_plugin(
@@ -256,7 +256,7 @@ def _check_plugin(
         plugins.check_reference(reference, kind, error)
 
 
-def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, Gate]:
+def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainSettings, Gate]:
     try:
         return read_settings({**parameters, "model_function": parameters["model"], "readers": 1})
     except KeyError as missing:
@@ -268,7 +268,7 @@ def _settings(parameters: Mapping[str, Any]) -> tuple[PreprocessSettings, Traini
 
 def rehearsal_arguments(
     spec: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> tuple[TrainingSettings, Gate, int, int]:
+) -> tuple[TrainSettings, Gate, int, int]:
     """Returns the inputs of a rehearsal of one of our pipelines: settings, readers and parameter_servers.
 
     Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
@@ -294,7 +294,7 @@ def load_study(path: Path) -> str:
     """
     content = read_toml(path, f"no study file {path}; {page('tuning')} shows one to start from")
     with error_prefix(f"{path}: "):
-        check_tuned(read_study(content).types, {})
+        check_tuned(read_study(content).types)
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -70,6 +70,11 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     evaluates = cluster.role == "evaluator"
     dirs, manifest = output_dirs(settings, environ), manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused
+    if not settings.per_replica_batch_size:
+        split = manifest.splits.get("train")
+        share = split.records // cluster.num_workers if split else 0
+        default = max(1, min(TrainSettings.per_replica_batch_size, share))
+        settings = replace(settings, per_replica_batch_size=default)
     # With parameter servers each worker takes whole steps.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
     check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluates)

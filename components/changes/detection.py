@@ -39,10 +39,10 @@ from shardline.components.storage import (
 )
 from shardline.components.text import quality, truncate
 from shardline.components.text import size as size_text
-from shardline.components.train.settings import TrainingSettings
+from shardline.components.train.settings import read_training
 from shardline.components.validate import Gate, check_formats
 from shardline.trainer.base import code, crash, files, plugins
-from shardline.trainer.base.deserialize import own_fields, read, read_options, restore, restore_integers
+from shardline.trainer.base.deserialize import read_options, restore
 from shardline.trainer.base.errors import (
     DatasetError,
     ModelError,
@@ -51,7 +51,7 @@ from shardline.trainer.base.errors import (
     SourceError,
 )
 from shardline.trainer.base.progress import fact, report
-from shardline.trainer.base.settings import plugin_references
+from shardline.trainer.base.settings import TrainSettings, plugin_references
 from shardline.trainer.data import manifest as manifests
 
 LATEST, DATASETS = "latest.json", "datasets"
@@ -231,12 +231,11 @@ class Changes(NamedTuple):
     still_blessed: bool = False
 
 
-def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainingSettings, Gate]:
+def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainSettings, Gate]:
     """Returns the settings of all steps from parameters of `detect_changes`; SettingsError for wrong ones."""
-    training = {**own_fields(TrainingSettings, values), "options": values["train_options"]}
     return (
         read_options(PreprocessSettings, values, "data_options"),
-        read(TrainingSettings, restore_integers(training)),
+        read_training(values, "train_options"),
         read_options(Gate, values, "gate_options"),
     )
 
@@ -265,7 +264,7 @@ def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: st
     history = open_history(history_uri)
     history.check()
     content = fingerprint(data)
-    named = {"model": training.model_function, "train_options": training.options, "source": source}
+    named = {"model": training.model, "train_options": vars(training), "source": source}
     settings = _settings(data, training, gate, given["source"])
     state = State(data=content, settings=settings, code=code_versions(named))
     last, reason = _compare(history, state, force)
@@ -273,22 +272,20 @@ def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: st
         return Changes(False, source, "", _report_unchanged(last, content), still_blessed=last.blessed)
     report(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the initial weights: the key must not repeat.
-    known = content.known_by and not force and not training.options.get("initial_model")
+    known = content.known_by and not force and not training.initial_model
     key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
     state_text = json.dumps({"reason": reason, **asdict(state)}, ensure_ascii=False)
     return Changes(True, source, key, reason, state_text)
 
 
-def _settings(
-    data: PreprocessSettings, training: TrainingSettings, gate: Gate, source: str
-) -> dict[str, Any]:
+def _settings(data: PreprocessSettings, training: TrainSettings, gate: Gate, source: str) -> dict[str, Any]:
     """Returns all that a result depends on by name, as JSON gives it back; `source` has its {date}."""
-    settings = {**vars(data), **vars(training), **training.options, **vars(gate), "source": source}
-    for name in ("options", "processes"):  # the second does not affect a result
+    settings = {**vars(data), **vars(training), **vars(gate), "source": source}
+    for name in ("dataset", "model_dir", "processes"):  # the last does not affect a result
         del settings[name]
     if data.schema:
         settings[_SCHEMA] = schema.read(data.schema).digest
-    if start := training.options.get("initial_model"):
+    if start := training.initial_model:
         weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
         settings["content of initial_model"] = weights
     return dict(json.loads(json.dumps(settings)))

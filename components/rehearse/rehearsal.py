@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 from shardline.components.changes.detection import record_dataset
 from shardline.components.model_store import MODEL_FILE
 from shardline.components.model_store.champions import champion_directory, check_champion
-from shardline.components.train.settings import TrainingSettings
+from shardline.components.train.settings import read_training
 from shardline.components.validate import Gate
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.deserialize import own_fields, read, read_options, restore_integers
+from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.settings import TrainSettings
@@ -46,7 +45,6 @@ def rehearse_run(
     job_name: str,
     history_uri: str,
     fingerprint: str,
-    train_options: Mapping[str, Any],
     **settings: Any,
 ) -> str:
     """Rehearses a run; arguments and result are those of `component.rehearse`.
@@ -55,8 +53,7 @@ def rehearse_run(
         ShardlineError: As training, export and gate would, or when an output cannot be written to.
     """
     base = job_directory or training_job_directory(job.uri, job_name)
-    training = {**own_fields(TrainingSettings, settings), "options": train_options}
-    checked = read(TrainingSettings, restore_integers(training))
+    checked = read_training(settings, "train_options")
     manifest = manifests.load_whole(Path(dataset.path))
     if history_uri:  # before the checks: a refused run leaves the dataset for the next one
         record_dataset(history_uri, fingerprint, dataset.uri)
@@ -92,9 +89,9 @@ def training_job_directory(job_uri: str, job_name: str) -> str:
     return f"{re.sub(r'/[0-9]+$', '', root)}/{_JOBS}/{job_name}"
 
 
-def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
+def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainSettings) -> None:
     """Copies the checkpoints of another run to the directory of this run's job, unless that has some."""
-    if training.options.get("checkpoint_dir"):
+    if training.checkpoint_dir:
         raise SettingsError("continue_run and checkpoint_dir exclude each other; leave one of them out")
     if "/" not in run and job_name not in base:
         raise SettingsError(
@@ -120,7 +117,7 @@ def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainingSett
 
 def rehearse(
     dataset: Path,
-    training: TrainingSettings,
+    training: TrainSettings,
     gate: Gate,
     *,
     readers: int = 1,
@@ -148,7 +145,7 @@ def rehearse(
     gate.for_dataset(manifest)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
-    settings = training.trainer_settings(dataset=str(dataset), default_batch_size=1)
+    settings = replace(training, dataset=str(dataset))
     check_splits(settings, manifest, max(1, readers), evaluator=settings.evaluator)
     if readers:
         hosts, servers = ("replica",) * readers, ("server",) * parameter_servers
@@ -156,15 +153,13 @@ def rehearse(
         # Whether there are GPUs for NCCL is checked by the replicas.
         checked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
         choose(checked, cluster)
-    progress.report(
-        _TOPIC, f"one step of {training.model_function}, its export and its verdict on a few examples"
-    )
+    progress.report(_TOPIC, f"one step of {training.model}, its export and its verdict on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
             task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
-            validation.try_gate(model / MODEL_FILE, Examples(few, sample), gate, training.model_function)
+            validation.try_gate(model / MODEL_FILE, Examples(few, sample), gate, training.model)
     progress.report(
         _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"
     )

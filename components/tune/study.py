@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
+from shardline.components.train.settings import can_be_tuned, read_training
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import code, files
 from shardline.trainer.base.deserialize import Count, Natural, check_types, read, restore_integers
@@ -176,15 +176,15 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
     return replace(study, max_trial_count=max_trial_count, parallel_trial_count=fewer)
 
 
-def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Checks that each parameter of the study can be tuned, together with the trainer's other `options`.
+def check_tuned(types: Mapping[str, str], tuning_metric: str = "") -> None:
+    """Checks that each parameter of the study can be tuned, and that the trainer has no metric of its own.
 
     Raises SettingsError when a setting belongs to the component or to the study.
     """
-    if "tuning_metric" in (*types, *options):
+    if tuning_metric or "tuning_metric" in types:
         raise SettingsError("tuning_metric is the study's metric; leave it out")
-    check_options(options)
-    check_options([name for name in types if name in TRAINER_SETTINGS and name not in TUNABLE])
+    if wrong := [name for name in types if not can_be_tuned(name)]:
+        raise SettingsError(f"{wrong[0]} cannot be tuned: the pipeline sets it; leave it out")
 
 
 class TuningJob(NamedTuple):
@@ -215,12 +215,11 @@ def plan_tuning_job(
     Raises SettingsError when study or training are wrong, or a parameter cannot be tuned.
     """
     searched = read_study(parse_study(study), max_trial_count=max_trial_count)
-    settings = read(TrainingSettings, restore_integers(training))
-    if trial_epochs:
-        settings = replace(settings, epochs=trial_epochs)
-    check_tuned(searched.types, settings.options)
-    reporting = settings.with_tuned({"tuning_metric": searched.metric})
-    arguments = {"dataset": dataset.path, "training": vars(reporting), "parameters": searched.types}
+    training = restore_integers(training) | ({"epochs": trial_epochs} if trial_epochs else {})
+    settings = read_training(training)
+    check_tuned(searched.types, settings.tuning_metric)
+    training["options"] = {**training["options"], "tuning_metric": searched.metric}
+    arguments = {"dataset": dataset.path, "training": training, "parameters": searched.types}
     if held := code.unpacked_files():  # in a file: the job's launcher gets the arguments of all pools as one
         path = Path(trials.path) / _CODE
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ def findings(
 def test_a_wrong_setting_is_found_before_a_run(ours: Any, tmp_path: Path) -> None:
     wrong = {"options": {"early_stoping": "loss"}}
     assert findings(ours, tmp_path, **wrong)[0].startswith(
-        "task train: training has no option 'early_stoping'"
+        "task train: unknown key options.early_stoping; did you mean options.early_stopping?"
     )
     assert "task train: epochs must be at least 1, got 0" in findings(ours, tmp_path, given={"epochs": "0"})
     assert "mnist_cnnn" in findings(ours, tmp_path, model_function="mnist_cnnn")[0]

@@ -26,7 +26,7 @@ from shardline.components import (
     with_image,
 )
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.train.settings import OPTIONS, TrainingSettings
+from shardline.components.train.settings import OPTIONS
 from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import load
@@ -38,7 +38,7 @@ IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"
 NAMES = [name for name in shardline.components.__all__ if not name[0].isupper() and name != "with_image"]
 
 
-@pytest.mark.parametrize("kind", [PreprocessSettings, TrainingSettings, Gate])
+@pytest.mark.parametrize("kind", [PreprocessSettings, Gate])
 def test_a_default_that_stands_twice_is_the_same(kind: Any) -> None:
     """In the dataclass, in each component that has a parameter of this name, and in the pipelines."""
     settings = load(ROOT / "settings" / "local.toml")

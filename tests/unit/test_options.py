@@ -44,7 +44,7 @@ def test_an_option_is_put_into_the_parameter_that_holds_it() -> None:
         # The pipeline itself says how many replicas train.
         ({"readers": "3"}, "the pipeline has no parameter 'readers'"),
         ({"data_options": {"readers": 3}}, "data_options has readers, which has a value of its own"),
-        ({"train_options": {"epochs": 3}}, "training has no option 'epochs'; it has a value of its own"),
+        ({"train_options": {"epochs": 3}}, "train_options has epochs, which has a value of its own"),
     ],
 )
 def test_a_wrong_option_is_refused_before_a_run(given: dict[str, Any], message: str) -> None:

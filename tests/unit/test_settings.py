@@ -22,7 +22,7 @@ def settings(**changes):
     ("changes", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"per_replica_batch_size": 0}, "per_replica_batch_size must be at least 1"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
         ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 to 4,294,967,294, got -1"),
         ({"seed": 2**32 - 1}, "seed must be 0 to 4,294,967,294, got 4294967295"),

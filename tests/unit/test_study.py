@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 from kfp import dsl
 
-from shardline.components.train.settings import TrainingSettings
+from shardline.components.train.settings import read_training, with_tuned
 from shardline.components.tune.study import (
     STOPPING,
     StudyParameter,
@@ -25,7 +25,6 @@ from shardline.components.tune.study import (
 )
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.parameters import load_study
-from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.loop.measurements import Measurements, read_measurements
 
@@ -140,14 +139,14 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     assert (empty, "args" in reduction["container_spec"]) == ({"replica_count": "0"}, False)
     # As the platform adds them, in whatever form it writes numbers.
     flags = ["--learning_rate=0.001", "--units=3", "--per_replica_batch_size=16.0", "--kind=true"]
-    training = read(TrainingSettings, argument["training"])
+    training = read_training(argument["training"])
     assert training.epochs == 3
-    merged = training.with_tuned(read_flags(flags, argument["parameters"]))
+    merged = with_tuned(training, read_flags(flags, argument["parameters"]))
     assert merged.learning_rate == 0.001
     assert merged.per_replica_batch_size == 16
     assert type(merged.per_replica_batch_size) is int
     assert merged.hparams == {"note": 'a "quote" {{ x }}', "units": 3, "kind": True}
-    assert merged.options == {"early_stopping": "val_loss", "tuning_metric": "val_accuracy"}
+    assert (merged.early_stopping, merged.tuning_metric) == ("val_loss", "val_accuracy")
     assert made.base_output_directory == "gs://bucket/trials"
     assert json.loads(made.labels) == {"team": "vision", "seed": "7"}
 
@@ -155,12 +154,12 @@ def test_a_trial_reads_back_what_was_planned() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"study": json.dumps(study(parameter=[RATE | {"name": "model_dir"}]))}, "has no option 'model_dir'"),
+        ({"study": json.dumps(study(parameter=[RATE | {"name": "model_dir"}]))}, "model_dir cannot be tuned"),
         ({"study": json.dumps(study(parameter=[RATE | {"name": "tuning_metric"}]))}, "tuning_metric is the"),
         ({"options": {"tuning_metric": "loss"}}, "tuning_metric is the study's metric"),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
-        ({"options": {"epochs": 3}}, "has no option 'epochs'"),
+        ({"options": {"epochs": 3}}, "options has epochs, which has a value of its own"),
         ({"hparams": {"x": "{{$.inputs}}"}}, "begins a placeholder"),
     ],
 )

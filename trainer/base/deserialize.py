@@ -91,19 +91,19 @@ def read(kind: type[_T], values: Any, name: str = "", **given: Any) -> _T:
         return kind(**own, **given)
 
 
-def read_options(kind: type[_T], values: Mapping[str, Any], name: str) -> _T:
+def read_options(kind: type[_T], values: Mapping[str, Any], name: str, **given: Any) -> _T:
     """Returns a dataclass from the fields among `values`, and its others in the mapping `values[name]`.
 
-    These are parameters, whose whole floats become integers. Raises SettingsError as `read`, and for an
-    option that has a value of its own.
+    These are parameters, whose whole floats become integers; the fields `given` are neither. Raises
+    SettingsError as `read`, and for an option that has a value of its own.
     """
     own, options = own_fields(kind, values), values[name]
     if not isinstance(options, Mapping):
         raise SettingsError(f"{name} must be a mapping, got {options!r}")
     if twice := next((key for key in options if key in own), ""):
         raise SettingsError(f"{name} has {twice}, which has a value of its own; leave it out there")
-    check_keys(options, [key for key in field_types(kind) if key not in own], f"{name}.")
-    return read(kind, restore_integers({**own, **options}))
+    check_keys(options, [key for key in field_types(kind) if key not in {*own, *given}], f"{name}.")
+    return read(kind, restore_integers({**own, **options}), **given)
 
 
 def read_fields(

@@ -44,7 +44,9 @@ class TrainSettings:
     epochs: Annotated[int, "Epochs over the training split."] = 10
     max_steps: Annotated[Natural, "Steps after which training ends; 0 for no limit."] = 0
     max_time: Annotated[_Number, "Seconds after which training ends; 0 for no limit."] = 0.0
-    per_replica_batch_size: Annotated[Count, "Examples per replica and step."] = 16
+    per_replica_batch_size: Annotated[
+        Natural, "Examples per replica and step; 0 for 16, or a worker's share of the split if that is less."
+    ] = 16
     gradient_accumulation_steps: Annotated[Count, "Steps whose gradients are averaged into one update."] = 1
     learning_rate: Annotated[_Number, "Learning rate for the model function; 0 for its default."] = 0.0
     class_weights: Annotated[str | Mapping[str, Any], '"balanced", or weights by class name, an object.'] = ""
