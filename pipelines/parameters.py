@@ -98,9 +98,11 @@ def option_declarations(spec: Mapping[str, Any]) -> dict[str, tuple[str, dict[st
     return found
 
 
-def field_declaration(kind: Any, name: str) -> dict[str, Any]:
-    """Returns the declaration of a parameter for a field of a dataclass."""
+def field_declaration(kind: Any, name: str, *, item: bool = False) -> dict[str, Any]:
+    """Returns the declaration of a parameter for a field of a dataclass, or for an `item` of its mapping."""
     hint = field_types(kind)[name]
+    if item and typing.get_origin(hint) is Mapping:
+        hint = typing.get_args(hint)[1]
     return {"parameterType": _KINDS.get(typing.get_origin(hint) or hint, "STRUCT")}
 
 

@@ -17,9 +17,6 @@ from shardline.trainer.data.manifest import SPLITS
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
 
-#: Integers have 64 bits, also in TensorFlow.
-LARGEST_SEED = 2**63 - 1
-
 # More than a million, or a thousand processes, is a typo that would take all memory.
 _MOST_SHARDS, _MOST_PROCESSES = Within(1, 1_000_000), Within(0, 1_024)
 

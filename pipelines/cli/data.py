@@ -35,33 +35,33 @@ def _setting(name: str, **more: Any) -> Callable[[Callable[..., None]], Callable
     return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
 
 
+def _pairs(
+    flag: str, name: str, metavar: str, text: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def read(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+        pairs = split_pairs((part for one in values for part in one.split(",")), flag)
+        return {key: _convert(f"{flag} {key}", value, name) for key, value in pairs.items()}
+
+    return click.option(flag, name, multiple=True, callback=read, metavar=metavar, help=text)
+
+
+def _convert(shown: str, text: str, name: str) -> Any:
+    """Returns the value of a setting, or of an item of it, from a text."""
+    from shardline.pipelines.parameters import convert, field_declaration
+
+    return convert(shown, text, field_declaration(PreprocessSettings, name, item=True))
+
+
 @click.command()
 @click.argument("source")
 @click.argument("out", type=PATH)
 @_setting("labels", metavar="CSV")
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    callback=lambda context, option, values: _pairs(option, values),
-    metavar="OURS=THEIRS,...",
-    help="Name of a feature in the source: image=image/encoded,label=species.",
-)
+@_pairs("--feature", "features", "OURS=THEIRS,...", "Name of a feature in the source: image=image/encoded.")
 @_setting("label", metavar="KIND:COLUMN,...")
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    callback=lambda context, option, values: _pairs(option, values),
-    metavar="NAME=TYPE,...",
-    help="Type of a column: text, integer or number.  [default: from its values]",
+@_pairs(
+    "--column", "columns", "NAME=TYPE,...", "Type of a column: text, integer or number; else from its values."
 )
-@click.option(
-    "--split",
-    callback=lambda context, option, value: _shares(value) if value else {},
-    metavar="NAME=SHARE,...",
-    help="Shares of the splits.  [default: train=0.8,validation=0.1,test=0.1]",
-)
+@_pairs("--split", "split", "NAME=SHARE,...", "Shares of the splits; else train=0.8,validation=0.1,test=0.1.")
 @_setting("stratify", is_flag=True)
 @_setting("key")
 @_setting("group", metavar="FEATURE")
@@ -125,18 +125,9 @@ def preprocess(
 
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
-    from shardline.pipelines.parameters import convert, field_declaration
-
     given = split_pairs(values, "--option")
     check_keys(given, OTHERS, "--option ")
-    return {
-        name: convert(f"--option {name}", text, field_declaration(PreprocessSettings, name))
-        for name, text in given.items()
-    }
-
-
-def _pairs(option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    return split_pairs((part for one in values for part in one.split(",")), option.opts[0])
+    return {name: _convert(f"--option {name}", text, name) for name, text in given.items()}
 
 
 @click.group(cls=CommandGroup)
@@ -224,12 +215,3 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
         summary,
     )
     sys.exit(1 if moved else 0)
-
-
-def _shares(text: str) -> dict[str, float]:
-    from shardline.pipelines.parameters import convert
-
-    given = split_pairs(text.split(","), "--split").items()
-    return {
-        name: convert(f"--split {name}", share, {"parameterType": "NUMBER_DOUBLE"}) for name, share in given
-    }

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer.base import code
+from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import ModelError, ShardlineError
 
 #: Built-in model functions by name, as import strings.
@@ -47,10 +48,9 @@ def import_string(model: str) -> str:
     reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
     module, _, name = reference.partition(":")
     if not module or not name:
-        near = difflib.get_close_matches(model, BUILT_IN, n=1)
         raise ModelError(
             f"unknown model {model!r}; built in are {', '.join(BUILT_IN)} and {KERAS_PREFIX}NAME, your own "
-            f"is pkg.module:function{f'; did you mean {near[0]}?' if near else ''}"
+            f"is pkg.module:function{did_you_mean(model, BUILT_IN, after='; ')}"
         )
     return reference
 
