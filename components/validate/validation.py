@@ -29,8 +29,7 @@ from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import MAX_CURVES
-from shardline.components.validate.report.model_card import ModelCard, make_card
-from shardline.components.validate.report.report import find_logs, render_report
+from shardline.components.validate.report import ModelCard, find_logs, make_card, render_report
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import ModelError, SettingsError

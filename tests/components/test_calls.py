@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.model_store import Export
-from shardline.components.validate.report.model_card import make_calls
+from shardline.components.validate.report.report import make_calls
 from tests.helpers.labels import class_label
 from tests.helpers.model_server import serve_model
 from tests.helpers.reports import EXPORT, make_evaluation, make_report

@@ -25,7 +25,7 @@ from shardline.components.validate.metrics.outcomes import (
     Outcomes,
     RegressionOutcomes,
 )
-from shardline.components.validate.report.model_card import make_card
+from shardline.components.validate.report import make_card
 from shardline.components.validate.validation import _log_metrics, _write_outcome
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError

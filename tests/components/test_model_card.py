@@ -6,7 +6,7 @@ import re
 import pytest
 
 from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
-from shardline.components.validate.report.model_card import make_card
+from shardline.components.validate.report import make_card
 from shardline.trainer.data.features import Feature
 from tests.helpers.pages import Page
 from tests.helpers.reports import EXPORT, make_blessing, make_evaluation, make_manifest

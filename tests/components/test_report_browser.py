@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from shardline.components.validate.metrics.evaluation import Mistake
-from shardline.components.validate.report.model_card import make_card
+from shardline.components.validate.report import make_card
 from shardline.trainer.data.features import Feature
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import (

@@ -6,7 +6,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components.validate.metrics.evaluation import Lead
-from shardline.components.validate.report.model_card import make_card
+from shardline.components.validate.report import make_card
 from shardline.components.validate.validation import _log_metrics
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import EXPORT, TRAINING, make_blessing, make_kind, make_manifest, make_report

@@ -22,7 +22,7 @@ from shardline.components.validate.metrics.evaluation import (
     NumberScore,
     Slice,
 )
-from shardline.components.validate.report.report import render_report
+from shardline.components.validate.report import render_report
 from shardline.trainer.data.features import CLASS, MULTILABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest, Shard, Split
 from tests.helpers.labels import LABELLED, class_label, counted
