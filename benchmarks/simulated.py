@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Lead, join
 from shardline.components.validate.metrics.intervals import paired_share
-from shardline.components.validate.metrics.metrics import MAIN
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 

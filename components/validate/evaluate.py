@@ -21,9 +21,9 @@ import xxhash
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export import signatures
 from shardline.components.validate.export.signatures import THRESHOLD, Predictions, ServedModel
+from shardline.components.validate.metrics import QUALITY
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
 from shardline.components.validate.metrics.intervals import number_groups
-from shardline.components.validate.metrics.metrics import QUALITY
 from shardline.components.validate.metrics.outcomes import (
     MAX_CATEGORIES,
     ClassOutcomes,

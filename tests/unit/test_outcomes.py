@@ -14,9 +14,9 @@ from sklearn import metrics
 
 from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import BestLead, Evaluation
 from shardline.components.validate.metrics.intervals import share_interval
-from shardline.components.validate.metrics.metrics import MAIN
 from shardline.components.validate.metrics.outcomes import (
     ClassOutcomes,
     MultilabelOutcomes,

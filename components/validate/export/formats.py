@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardline.components import model_store
+from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import Converted
-from shardline.components.validate.metrics.metrics import MAIN
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, MULTILABEL

@@ -25,10 +25,10 @@ from shardline.components.validate.evaluate import Assessment, Examples, collect
 from shardline.components.validate.export.signatures import CALLS, ServedModel
 from shardline.components.validate.gate.rules import BEST, GateRule
 from shardline.components.validate.gate.verdict import NoChampion
+from shardline.components.validate.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import BestLead, Evaluation, Lead
 from shardline.components.validate.metrics.intervals import Ints, Mask
-from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError

@@ -22,8 +22,8 @@ from shardline.components.validate.gate.rules import (
     parse_rule,
 )
 from shardline.components.validate.gate.sample_size import PairedTest
+from shardline.components.validate.metrics import CHECKS, OF_RARE, QUALITY, SERVING, SHARES
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval
-from shardline.components.validate.metrics.metrics import CHECKS, OF_RARE, QUALITY, SERVING, SHARES
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import HISTORY_FILE, PATH_SETTINGS, SETTINGS_FILE

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.components.text import enumerate_names
+from shardline.components.validate import metrics
 from shardline.components.validate.export.formats import FORMATS, check_names
-from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Slice
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read

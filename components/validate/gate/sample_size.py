@@ -17,9 +17,9 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from shardline.components.validate.gate.rules import LEVEL, GateRule
+from shardline.components.validate.metrics import COUNTED, SHARES
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import mid_p
-from shardline.components.validate.metrics.metrics import COUNTED, SHARES
 
 #: How often a loss has to be found that counts as found, and in words.
 POWER, ODDS = 0.9, "9 of 10"

@@ -32,9 +32,9 @@ from shardline.components.validate.gate.rules import (
     Gate,
     GateRule,
 )
+from shardline.components.validate.metrics import LOWER_IS_BETTER, MAIN
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Interval, Lead
 from shardline.components.validate.metrics.intervals import p_below, p_within
-from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9

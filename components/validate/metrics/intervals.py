@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from shardline.components.validate.metrics import metrics
+from shardline.components.validate import metrics
 from shardline.components.validate.metrics.evaluation import Interval, Lead
 from shardline.trainer.data.features import CLASS, MULTILABEL
 

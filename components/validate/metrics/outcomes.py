@@ -16,10 +16,18 @@ from scipy import sparse
 from sklearn import metrics
 
 from shardline.components.text import enumerate_names
-from shardline.components.validate.metrics import evaluation, intervals
+from shardline.components.validate.metrics import (
+    AREAS,
+    BY_KIND,
+    COUNTED,
+    LEADS_BY_KIND,
+    MAIN,
+    PARTS,
+    evaluation,
+    intervals,
+)
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, Slice
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask, RocPrAreas
-from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, COUNTED, LEADS_BY_KIND, MAIN, PARTS
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Tally
 
 #: Text with more values is not sliced.

@@ -32,8 +32,8 @@ from shardline.components.validate.gate.judged import TrainingRecord
 from shardline.components.validate.gate.rules import CHAMPION, FAMILY, LEVEL, parse_rules
 from shardline.components.validate.gate.sample_size import POWER, PairedTest
 from shardline.components.validate.gate.verdict import Blessing
+from shardline.components.validate.metrics import BY_KIND, CHECKS, MAIN, SERVING, Metric
 from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluation, Lead, NumberScore
-from shardline.components.validate.metrics.metrics import BY_KIND, CHECKS, MAIN, SERVING, Metric
 from shardline.trainer.base import files
 from shardline.trainer.base.settings import PATH_SETTINGS
 from shardline.trainer.checkpoint.store import format_rate
