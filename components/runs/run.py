@@ -204,10 +204,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Returns state, times and tasks, without parameters and outputs."""
-        tasks = [asdict(task) for task in self.tasks]
-        for task in tasks:
-            for name in ("ended", "parameters", "artifacts", "uris"):
-                del task[name]
+        shown = ("name", "path", "state", "seconds", "error", "jobs", "is_group")
+        tasks = [{name: getattr(task, name) for name in shown} for task in self.tasks]
         own = {name: getattr(self, name) for name in ("pipeline", "state", "seconds", "created")}
         own |= {"name": self.resource, "error": self.error or "", "schedule": self.schedule}
         return {"run": self.name, **own, "link": self.link, "tasks": tasks}

@@ -117,23 +117,27 @@ class Execution:
     """The execution of one run: its process, and what its tasks have reported.
 
     Attributes:
+        run: The run as it began.
+        stream: Where its end is shown.
         facts: The last fact of each name that tasks have reported, in order of arrival.
         errors: The errors that tasks have reported.
         tail: The last lines that tasks have printed.
         exit_code: Exit status of the executing process once it has ended.
     """
 
-    here: RunDirectory
+    run: Run
+    stream: TextIO
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
     exit_code: int = 0
+    _began: float = field(default_factory=time.monotonic)
     _log: TaskLog = field(default_factory=TaskLog)
     _heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
     def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
         """Runs the executing process to its end, and stops every process that it has started."""
-        directory, variable = self.here.path, RunDirectory.VARIABLE
+        directory, variable = self.run.directory, RunDirectory.VARIABLE
         pipeline, values = directory / "localized.yaml", directory / "parameters.json"
         files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
         files.write_json(values, parameters)
@@ -141,7 +145,7 @@ class Execution:
         inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
         with (
             processes.scratch_directory() as temporary,
-            self.here.log.open("w", encoding="utf-8") as log,
+            RunDirectory(directory).log.open("w", encoding="utf-8") as log,
             processes.adopted_orphans(),
         ):
             child = subprocess.Popen(
@@ -180,7 +184,24 @@ class Execution:
             progress.report(execute.TOPIC, f"| {line}")
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
-        raise processes.ProcessFailedError(f"{text} (log: {self.here.log})")
+        raise processes.ProcessFailedError(f"{text} (log: {RunDirectory(self.run.directory).log})")
+
+    def end(self, state: State, error: str | None = None) -> Run:
+        """Shows and records the end of the run, and returns it."""
+        here, duration_s = RunDirectory(self.run.directory), round(time.monotonic() - self._began, 3)
+        run = here.read(replace(self.run, state=state, duration_s=duration_s, error=error))
+        facts, reported = self.facts, self.facts.get("blessed")
+        # Outputs of tasks override what a task has reported.
+        if run.blessed is None:
+            facts.pop("blessed", None)
+        elif reported is None or reported.value is not run.blessed:
+            facts["blessed"] = Event("fact", "blessed", "yes" if run.blessed else "no", value=run.blessed)
+        is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
+        texts = {name: event.text for name, event in facts.items()}
+        summary.print_rows(outcome_rows(run, texts, can_continue=not is_user_error), self.stream)
+        run = here.explain(replace(run, facts={name: event.value for name, event in facts.items()}))
+        run.write(here.path)
+        return run
 
     def _handle_line(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
@@ -281,52 +302,28 @@ def run_pipeline(
     facts = {"yaml": str(path.absolute()), "parameters": complete}
     with new_run(runs_dir, content, now, pipeline=name, **facts) as run:
         _make_champion_directory(runs_dir, complete)
-        execution, began = Execution(RunDirectory(run.directory)), time.monotonic()
-
-        def end(state: State, error: str | None = None) -> Run:
-            return _record_end(run, execution, stream, state, round(time.monotonic() - began, 3), error)
-
+        execution = Execution(run, stream)
         try:
             with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
                 progress.report("run", f"{name} in {run.resource.removeprefix(f'{Path.cwd()}/')}")
                 execution.watch(localized, values, terminal)
                 execution.raise_failure()
         except processes.Stopped as error:
-            end("cancelled", f"stopped by {error.signal_name}")
+            execution.end("cancelled", f"stopped by {error.signal_name}")
             raise
         except Exception as failure:
             if isinstance(failure, OSError):
-                failure.filename = failure.filename or str(execution.here.log)
+                failure.filename = failure.filename or str(RunDirectory(run.directory).log)
             reason = crash.as_error(failure)
             with contextlib.suppress(OSError):  # of the same full disk
-                end("failed", str(reason))
+                execution.end("failed", str(reason))
             raise reason from None
-        ended = end("succeeded")
+        ended = execution.end("succeeded")
     if require_blessing and not ended.blessed:
         verdict = execution.facts.get("blessed")
         why = f"not blessed: {verdict.text}" if verdict else "the pipeline validated no model"
         raise RunError(f"a blessing is required; {why}")
     return ended
-
-
-def _record_end(
-    run: Run, execution: Execution, stream: TextIO, state: State, duration_s: float, error: str | None
-) -> Run:
-    """Shows and records the end of a run, and returns it."""
-    run = execution.here.read(replace(run, state=state, duration_s=duration_s, error=error))
-    facts, reported = execution.facts, execution.facts.get("blessed")
-    # Outputs of tasks override what a task has reported.
-    if run.blessed is None:
-        facts.pop("blessed", None)
-    elif reported is None or reported.value is not run.blessed:
-        facts["blessed"] = Event("fact", "blessed", "yes" if run.blessed else "no", value=run.blessed)
-    is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in execution.errors)
-    texts = {name: event.text for name, event in facts.items()}
-    summary.print_rows(outcome_rows(run, texts, can_continue=not is_user_error), stream)
-    run = replace(run, facts={name: event.value for name, event in facts.items()})
-    run = execution.here.explain(run)
-    run.write(execution.here.path)
-    return run
 
 
 def outcome_rows(run: Run, texts: Mapping[str, str], *, can_continue: bool) -> summary.Rows:

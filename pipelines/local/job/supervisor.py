@@ -103,7 +103,7 @@ def run_job(
         with history.recorded(log_directory, topic), start.fork_server_for(list(launches.values())) as forks:
 
             def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
-                return Replica(name, launches[name], log_directory / f"{name}.log", show_line, report, forks)
+                return Replica(name, launches[name], log_directory, show_line, report, forks)
 
             _RunningJob(job, injector, history, start_replica, topic).run()
         injector.end()
@@ -118,16 +118,17 @@ class History:
         self._began = time.monotonic()
         self._starts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
-    def add(self, name: str, started: float, code: int, peak_memory: int, *, stopped: bool) -> None:
-        """Adds a replica that has ended: exit status, peak memory in bytes, whether the job stopped it."""
-        start = {
-            "start_s": round(started - self._began, 3),
-            "end_s": self._now(),
-            "exit": processes.signal_name(code) or code,
-            "stopped": stopped,
-            "peak_memory_bytes": peak_memory,
-        }
-        self._starts[name].append(start)
+    def add(self, replica: Replica, code: int) -> None:
+        """Adds a replica that has ended, with its exit status; a muted one was stopped by the job."""
+        self._starts[replica.name].append(
+            {
+                "start_s": round(replica.started - self._began, 3),
+                "end_s": self._now(),
+                "exit": processes.signal_name(code) or code,
+                "stopped": replica.muted,
+                "peak_memory_bytes": replica.peak_memory,
+            }
+        )
 
     def _show(self, topic: str) -> None:
         """Shows a line per replica: first start, last end and exit, largest memory."""
@@ -340,7 +341,7 @@ class _RunningJob:
         with contextlib.suppress(KeyError):
             self._selector.unregister(replica.pipe)
         code = replica.finish()
-        self._history.add(replica.name, replica.started, code, replica.peak_memory, stopped=replica.muted)
+        self._history.add(replica, code)
         return code
 
 
@@ -497,18 +498,18 @@ class Replica:
         self,
         name: str,
         launch: Launch,
-        log: Path,
+        logs: Path,
         show: ShowLine,
         report: Callable[[Event], None],
         server: str,
     ) -> None:
-        """Starts the replica, and opens the log file to append.
+        """Starts the replica, and opens its log file in `logs` to append.
 
         `show` receives name and line, `report` all events but errors; `server` is the path of the fork
         server's socket, or "" (see `start`).
         """
         self.name = name
-        self.log = log
+        self.log = logs / f"{name}.log"
         self.error: Event | None = None
         self.muted = False
         self.reports_no_network = False
@@ -518,7 +519,7 @@ class Replica:
         self._show = show
         self._report = report
         self._buffer = LineBuffer()
-        self._file = log.open("a", encoding="utf-8")
+        self._file = self.log.open("a", encoding="utf-8")
         self.started = time.monotonic()
         self.pipe, printed = os.pipe()
         self.control, guardians = socket.socketpair()
