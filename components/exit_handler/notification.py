@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from shardline.components.model_store.champions import open_directory
-from shardline.components.runs import Run, RunDirectory, State, VertexRun, explain, log_run
+from shardline.components.runs import Run, RunDirectory, RunState, VertexRun, explain, log_run
 from shardline.components.vertex.client import Platform, call_within, read_secret
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base import files
@@ -122,7 +122,7 @@ def finish_run(
     Errors on the way are reported, not raised. The arguments are those of `exit_handler`; `state` and `error`
     are the outcome of the tasks inside it.
     """
-    run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
+    run = _read_outcome(cast(RunState, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
         for name, value in run.explanation.rows():
             report(TOPIC, f"{name}: {value}")
@@ -152,7 +152,7 @@ def _notify(run: Run, secret: str) -> None:
         report(TOPIC, f"no notification was sent to the webhook: {why}")
 
 
-def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> Run:
+def _read_outcome(state: RunState, error: str, job_name: str, job_resource_name: str, project: str) -> Run:
     try:
         run: RunDirectory | VertexRun | None = None
         if here := os.environ.get(RunDirectory.VARIABLE):

@@ -11,5 +11,5 @@ from shardline.components.runs.directory import on_platform as on_platform
 from shardline.components.runs.mlflow_log import TrackingSettings as TrackingSettings
 from shardline.components.runs.mlflow_log import log_run as log_run
 from shardline.components.runs.run import Run as Run
-from shardline.components.runs.run import State as State
+from shardline.components.runs.run import RunState as RunState
 from shardline.components.runs.vertex_run import VertexRun as VertexRun

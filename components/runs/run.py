@@ -14,7 +14,7 @@ from shardline.components.text import duration, quality
 from shardline.trainer.base import files
 
 #: States of a run; all but "running" are final.
-State = Literal["running", "succeeded", "failed", "cancelled"]
+RunState = Literal["running", "succeeded", "failed", "cancelled"]
 #: Further states of a run on Vertex AI, none of them final.
 VertexState = Literal["unknown", "queued", "waiting", "being cancelled", "paused"]
 FINAL = ("succeeded", "failed", "cancelled")
@@ -97,7 +97,7 @@ class Run:
 
     name: str
     pipeline: str
-    state: State | VertexState
+    state: RunState | VertexState
     created: str = ""
     duration_s: float | None = None
     error: str | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shardline.components.runs.causes import Explanation, KfpLines, explain, own_error
-from shardline.components.runs.run import Run, State, Task, results
+from shardline.components.runs.run import Run, RunState, Task, results
 from shardline.components.text import timestamp
 from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.components.vertex.payload import ROLES
@@ -226,7 +226,7 @@ def _run(job: PipelineJob, platform: Platform) -> Run:
     return Run(
         name=job_id,
         pipeline=job.display_name or job_id,
-        state=cast(State, _state_name(job.state.name)),
+        state=cast(RunState, _state_name(job.state.name)),
         created=timestamp(job.create_time.replace(microsecond=0)) if job.create_time else "",
         duration_s=_seconds(job.start_time, job.end_time),
         error=" ".join(job.error.message.split()) or None,

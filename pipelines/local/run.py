@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.runs import Run, RunDirectory, State, TaskLog
+from shardline.components.runs import Run, RunDirectory, RunState, TaskLog
 from shardline.pipelines.local import execute
 from shardline.pipelines.local.job.supervisor import LineBuffer, parse_injection
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
@@ -186,7 +186,7 @@ class Execution:
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
         raise processes.ProcessFailedError(f"{text} (log: {RunDirectory(self.run.directory).log})")
 
-    def end(self, state: State, error: str | None = None) -> Run:
+    def end(self, state: RunState, error: str | None = None) -> Run:
         """Shows and records the end of the run, and returns it."""
         here, duration_s = RunDirectory(self.run.directory), round(time.monotonic() - self._began, 3)
         run = here.read(replace(self.run, state=state, duration_s=duration_s, error=error))

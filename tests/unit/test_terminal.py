@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components import text as summary
-from shardline.components.runs import State
+from shardline.components.runs import RunState
 from shardline.components.runs.run import Task
 from shardline.pipelines.local import terminal as terminals
 from shardline.pipelines.local.run import new_run, outcome_rows
@@ -159,7 +159,7 @@ _BLOCKED = {"blessed": "1 < 2", "report": "/r.html", "next": "keep the champion"
 def test_a_run_ends_with_its_verdict_first_and_checksums_last(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    state: State,
+    state: RunState,
     blessed: bool | None,
     facts: dict[str, str],
     first: str,
