@@ -1,7 +1,7 @@
 """Tables: rows/s of the whole command, and memory: `python -m benchmarks.tables [--command SHARDLINE]...`.
 
 Formats take turns, and with several commands (of other releases), these too. Peaks of memory are of the
-process and its workers together, at most.
+process and its workers together; wide tables and long texts are read by one process.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ def write_texts(path: Path, rows: int) -> Path:
     return path
 
 
-def run(command: str, path: Path, out: Path) -> tuple[float, float]:
+def run(command: str, path: Path, out: Path, processes: int) -> tuple[float, float]:
     """Returns the seconds that a command takes to preprocess a table, and the peak of its memory in MB."""
+    options = ["--processes", str(processes)]
     shutil.rmtree(out, ignore_errors=True)
     started, peak = time.perf_counter(), 0
-    process = psutil.Popen([command, "preprocess", f"table:{path}", str(out)], stdout=subprocess.DEVNULL)
+    process = psutil.Popen(
+        [command, "preprocess", f"table:{path}", str(out), *options], stdout=subprocess.DEVNULL
+    )
     while process.poll() is None:
         try:
             family = [process, *process.children(recursive=True)]
@@ -82,23 +85,28 @@ def main() -> None:
     parser.add_argument("--command", action="append", help="another shardline")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--wide", type=int, nargs="*", default=[400, 2000, 8000], help="rows of 5,000 columns"
+    )
+    parser.add_argument("--texts", type=int, nargs="*", default=[60, 240], help="texts of 1 MB")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         sizes = dict.fromkeys(write_rows(directory, given.rows), given.rows)
-        sizes |= {write_wide(directory / f"wide{rows}.csv", rows): rows for rows in (500, 2000)}
-        sizes |= {write_texts(directory / f"texts{rows}.csv", rows): rows for rows in (50, 200)}
+        large = {write_wide(directory / f"wide{rows}.csv", rows): rows for rows in given.wide}
+        large |= {write_texts(directory / f"texts{rows}.csv", rows): rows for rows in given.texts}
         found = defaultdict(list)
         for _ in range(given.rounds):
-            for path in sizes:
+            for path in sizes | large:
                 for command in given.command or ["shardline"]:
-                    found[path, command].append(run(command, path, directory / "out"))
+                    processes = 1 if path in large else 0
+                    found[path, command].append(run(command, path, directory / "out", processes))
         for (path, command), runs in found.items():
             seconds, peaks = zip(*runs, strict=True)
             middle = statistics.median(seconds)
             print(
                 f"{path.name} {command}: {middle:.2f} s ({min(seconds):.2f}-{max(seconds):.2f}), "
-                f"{sizes[path] / middle:,.0f} rows/s, {max(peaks):,.0f} MB"
+                f"{(sizes | large)[path] / middle:,.0f} rows/s, {max(peaks):,.0f} MB"
             )
 
 

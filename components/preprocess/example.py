@@ -51,6 +51,9 @@ _SEQUENCE = (
 )
 
 
+# Bytes of rows that are encoded at a time, about, and of the head of a value.
+_TOGETHER, _HEAD = 1 << 24, 20
+
 #: Names that a source's feature cannot have.
 OWN_FEATURES = frozenset({"image", "label", "key"})
 
@@ -120,23 +123,31 @@ def _field(tag: int, payload: bytes) -> bytes:
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
-def encode(columns: Mapping[str, Any]) -> Any:
+def encode(columns: Mapping[str, Any]) -> list[bytes]:
     """Returns the entries of each row in a tf.train.Example's map of features, sorted by name.
 
     Columns are int64, float (stored as float32), string or binary, or FixedSizeList of these; a number that
-    a float column lacks is NaN, and no other value may be missing. Python looks at no single row.
+    a float column lacks is NaN, and no other value may be missing. Python looks at no single value.
     """
+    flat = [(name, *_flat(name, columns[name])) for name in sorted(columns)]
+    rows = len(flat[0][1]) // flat[0][2]
+    size = sum(values.nbytes for _, values, _ in flat) // max(rows, 1) + _HEAD * len(flat)
+    together, entries = max(1, _TOGETHER // size), list[bytes]()
+    for first in range(0, rows, together):
+        part = [(name, values[first * n : (first + together) * n], n) for name, values, n in flat]
+        entries += _join(part).to_pylist()
+    return entries
+
+
+def _join(columns: Sequence[tuple[str, Any, int]]) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     parts = list[Any]()
-    columns_by_kind = groupby(
-        ((name, *_flat(name, columns[name])) for name in sorted(columns)),
-        lambda column: pa.types.is_floating(column[1].type),
-    )
-    for is_float, group in columns_by_kind:
-        parts += [_matrix(list(group))] if is_float else chain.from_iterable(starmap(_varying, group))
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    for is_float, found in groupby(columns, lambda column: pa.types.is_floating(column[1].type)):
+        group = list(found)
+        parts += [_matrix(group)] if is_float else chain.from_iterable(starmap(_varying, group))
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
 def _flat(name: str, column: Any) -> tuple[Any, int]:
@@ -157,10 +168,11 @@ def _matrix(columns: Sequence[tuple[str, Any, int]]) -> Any:
     import numpy as np
 
     rows = len(columns[0][1]) // columns[0][2]
-    template = b"".join(head(name, 4 * size, _TAG_2) + bytes(4 * size) for name, _, size in columns)
-    data, place = bytearray(template) * max(rows, 1), 0  # no array begins in no bytes
-    for name, values, size in columns:
-        place += len(head(name, 4 * size, _TAG_2))
+    heads = [head(name, 4 * size, _TAG_2) for name, _, size in columns]
+    template = b"".join(start + bytes(4 * size) for start, (*_, size) in zip(heads, columns, strict=True))
+    data, place = bytearray(template) * rows, 0
+    for start, (_, values, size) in zip(heads, columns, strict=True):
+        place += len(start)
         table = np.ndarray((rows, size), "<f4", data, place, (len(template), 4))
         table[:] = values.to_numpy(zero_copy_only=False).reshape(rows, size)
         place += 4 * size

@@ -82,7 +82,7 @@ class ShardWriter:
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
         # Any other label is stored like features.
         classes = range(len(plan.labels[0].outputs)) if is_class(plan.labels) else ()
-        self._labels: list[bytes] = encode({LABEL: pa.array(classes, pa.int64())}).to_pylist()
+        self._labels = encode({LABEL: pa.array(classes, pa.int64())})
 
     def write(self, shard: PlannedShard) -> None:
         """Writes a shard under a temporary name, fsyncs it, and adds it to the others with its marker."""

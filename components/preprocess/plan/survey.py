@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -405,13 +405,13 @@ class _RecordBuilder:
         if self._is_class:
             columns = {name: values for name, values in columns.items() if name != LABEL}
         if columns:
-            entries = encode(columns).to_pylist()
+            entries = encode(columns)
             heads["features"] = list(map(len, entries))
         if self._class_label:
             heads["label"] = batch.columns[self._class_label].to_numpy(False)
         if self._by_content:
-            empty = [b""] * len(texts)
-            identities = list(starmap(operator.add, zip(contents or empty, entries or empty, strict=True)))
+            both = contents and entries
+            identities = list(map(operator.add, contents, entries)) if both else contents or entries
         self._set_digests(heads, identities, groups, batch.splits)
         if self._keys:
             with self._keys.open("ab", buffering=0) as file:
@@ -426,8 +426,9 @@ class _RecordBuilder:
             if any(paths):
                 heads["paths"] = list(map(len, paths))
                 texts = list(map(operator.add, texts, paths))
-        if entries:
-            texts = list(map(operator.add, texts, entries))
+        for number, entry in enumerate(entries):  # in place: both are large
+            entries[number] = texts[number] + entry
+        texts = entries or texts
         self._count(batch, heads)
         self._buckets.append(Records(heads, texts))
         return count
