@@ -51,7 +51,7 @@ def answers(row=0, **changes):
     ],
 )
 def test_answers_are_compared_with_the_golden_ones(found, difference, words):
-    agreement = golden.compare(EXPORT, found)
+    agreement = golden.compare_golden(EXPORT, found)
 
     assert agreement.difference == pytest.approx(difference)
     assert agreement.description.startswith(words)
@@ -63,7 +63,7 @@ def test_labels_of_a_multilabel_are_those_from_the_threshold_on(labels, differen
     rows = [{"probabilities": [0.7, 0.5, 0.1], "labels": labels}]
     export = Export(labels=(Label("label", "multilabel", tuple("abc")),), golden={"predictions": rows})
 
-    assert golden.compare(export, rows).difference == difference
+    assert golden.compare_golden(export, rows).difference == difference
 
 
 def asked(process, out):

@@ -14,8 +14,8 @@ from shardline.components.validate.metrics.intervals import (
     Floats,
     effective_size,
     find_interval,
+    find_lead,
     jackknife,
-    lead,
     measure_roc_pr,
     mid_p,
     p_below,
@@ -66,7 +66,7 @@ def test_an_area_has_the_error_of_delong() -> None:
     wins = (scores[true == 1][:, None] > scores[true == 0]).astype(float)
     error = np.sqrt(wins.mean(axis=1).var(ddof=1) / 80 + wins.mean(axis=0).var(ddof=1) / 120)
     ours = Estimate(areas.means[0], 200 * areas.influence[:, 0])
-    found = lead("roc_auc", ours, Estimate(0.5, np.zeros(200)))
+    found = find_lead("roc_auc", ours, Estimate(0.5, np.zeros(200)))
     assert found is not None
     assert found.error == pytest.approx(error, rel=0.01)
 
@@ -81,7 +81,7 @@ def test_equal_models_are_said_to_differ_in_5_of_100_cases(examples: int, differ
 
     def errors(random: np.random.Generator) -> Any:
         same = random.standard_normal(examples)
-        return lead("rmse", *(rmse(same + random.normal(0, differ * 5, examples)) for _ in range(2)))
+        return find_lead("rmse", *(rmse(same + random.normal(0, differ * 5, examples)) for _ in range(2)))
 
     assert max(misses(answers, 0.0)) <= 3.2
     assert misses(errors, 0.0) == pytest.approx((2.5, 2.5), abs=1.1)
@@ -90,7 +90,7 @@ def test_equal_models_are_said_to_differ_in_5_of_100_cases(examples: int, differ
 def test_a_loss_is_more_than_allowed_where_the_whole_interval_of_the_lead_is_worse() -> None:
     random, right = np.random.default_rng(5), np.arange(400) < 360
     share = paired_share(right & (random.random(400) > 0.1), right, None)
-    error = lead("rmse", *(rmse(random.normal(0, spread, 30)) for spread in (2, 1)))
+    error = find_lead("rmse", *(rmse(random.normal(0, spread, 30)) for spread in (2, 1)))
     assert share is not None
     assert error is not None
     assert p_within(share, -share.interval[1]) == pytest.approx(0.025, abs=1e-9)
@@ -126,7 +126,7 @@ def test_rows_of_twenty_patients_are_no_thousand_examples() -> None:
 
     def errors(random: np.random.Generator, groups: Any) -> Any:
         drawn = (random.normal(0, 1, 20)[GROUPS] + random.normal(0, 1, 1000) for _ in range(2))
-        return lead("rmse", *(rmse(each, groups) for each in drawn))
+        return find_lead("rmse", *(rmse(each, groups) for each in drawn))
 
     assert min(misses(lambda random: errors(random, None), 0.0, 500)) > 15
     assert misses(lambda random: errors(random, GROUPS), 0.0, 1000) == pytest.approx((2.5, 2.5), abs=1.1)
@@ -148,11 +148,11 @@ def test_models_that_agree_on_every_example_may_still_differ_on_others() -> None
     assert (share.difference, share.p, share.differ) == (0.0, 0.5, 0.0)
     assert share.interval == pytest.approx((-0.0713, 0.0713), abs=1e-4)
     numbers = rmse(np.random.default_rng(0).standard_normal(50))
-    found = lead("rmse", numbers, numbers)
+    found = find_lead("rmse", numbers, numbers)
     assert found is not None
     assert found.p == 0.5
     assert found.interval[0] < -0.05 < 0.05 < found.interval[1]
-    better = lead("rmse", rmse(np.ones(50)), rmse(np.full(50, 2.0)))
+    better = find_lead("rmse", rmse(np.ones(50)), rmse(np.full(50, 2.0)))
     assert better is not None
     assert better.p < 1e-6
 

@@ -137,9 +137,7 @@ def _measure(
         theirs = replace(theirs, predicted=(outputs >= signatures.THRESHOLD).astype(np.int64))
     if label.kind == CLASS:
         theirs = replace(theirs, predicted=outputs.argmax(axis=1))
-        value, interval, _ = theirs.measure_slice(ours.true >= 0, decided=True)
-    else:
-        value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
+    value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
     deviations = signatures.read_deviations(manifest).get(label.name, ())
     gap = signatures.max_difference(ours.outputs, outputs, deviations)
