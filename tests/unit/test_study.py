@@ -18,7 +18,7 @@ from shardline.components.tune.study import (
     STOPPING,
     StudyParameter,
     parse_study,
-    plan,
+    plan_tuning_job,
     read_flags,
     read_study,
     read_value,
@@ -125,7 +125,7 @@ def planned(**changes: Any) -> Any:
         "seed": 7,
         "options": {"early_stopping": "val_loss"},
     }
-    return plan(**{**values, **changes})
+    return plan_tuning_job(**{**values, **changes})
 
 
 def test_a_trial_reads_back_what_was_planned() -> None:
