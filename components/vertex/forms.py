@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
+from shardline.trainer.base.deserialize import Rule
+
 
 class Form(NamedTuple):
     """Format of a text: a regular expression for the whole text, and a description for messages."""
@@ -59,17 +61,9 @@ def wrong_label(labels: Mapping[str, Any]) -> str:
     return next((text for text in texts if text != text.lower() or not _LABEL.fullmatch(text)), "")
 
 
-class _Labels:
-    """Rule for labels of the API, which the settings call tags."""
-
-    description = "names and values of lower-case letters, digits, _ and -, 63 at most"
-
-    def allows(self, labels: Mapping[str, Any]) -> bool:
-        """Whether the API takes all labels."""
-        return not wrong_label(labels)
-
-
-Tags = Annotated[Mapping[str, str], _Labels()]
+_TAGS = "names and values of lower-case letters, digits, _ and -, 63 at most"
+#: Labels of the API, which the settings call tags.
+Tags = Annotated[Mapping[str, str], Rule(_TAGS, lambda labels: not wrong_label(labels))]
 
 
 def other_region(name: str, region: str) -> str:

@@ -14,9 +14,10 @@ import functools
 import math
 import re
 import reprlib
+import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -38,6 +39,13 @@ _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
 
 
+class Rule(NamedTuple):
+    """Rule for the values of a type: what they must be, and whether one is."""
+
+    description: str
+    allows: Callable[[Any], bool]
+
+
 class Within(NamedTuple):
     """Range of a number, from its smallest to its largest value."""
 
@@ -57,6 +65,8 @@ class Within(NamedTuple):
 #: Numbers from 0 on, and from 1 on.
 Natural = Annotated[int, Within(0)]
 Count = Annotated[int, Within(1)]
+#: Text without the bytes of a file's name that are not UTF-8.
+Text = Annotated[str, Rule("text in UTF-8", lambda text: text == text.encode(errors="ignore").decode())]
 
 
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
@@ -65,7 +75,7 @@ def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError]
     Raises `error`, with `what`, the field, its value and the remedy, where a value has the wrong type.
     """
     try:
-        return typing.cast(_T, _convert(kind, content, ""))
+        return typing.cast(_T, convert(kind, content, "", strict=False))
     except _REFUSED as failure:
         raise error(f"{what} is damaged: {failure}{f'; {remedy}' if remedy else ''}") from None
 
@@ -137,7 +147,7 @@ def read_fields(
     if whole and (missing := [key for key in required if key in known and key not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
     return {
-        key: _convert(known[key], value, f"{prefix}{key}", strict=strict)
+        key: convert(known[key], value, f"{prefix}{key}", strict=strict)
         for key, value in values.items()
         if key in known
     }
@@ -147,7 +157,7 @@ def check_types(settings: Any) -> None:
     """Checks that each field of a dataclass has a value of its type; raises SettingsError otherwise."""
     kind: Any = type(settings)
     for name, hint in _annotated_types(kind).items():
-        _convert(hint, getattr(settings, name), name, strict=True)
+        convert(hint, getattr(settings, name), name)
 
 
 def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") -> None:
@@ -196,13 +206,13 @@ def restore_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
+def convert(kind: Any, value: Any, name: str, *, strict: bool = True) -> Any:
     """Returns a value as a field's type, `strict` if a person wrote it; SettingsError if it is of another."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or (type(kind) is type and kind not in _TYPE_NAMES and isinstance(value, kind)):
         return value
     if origin is Annotated:
-        value = _convert(inner[0], value, name, strict=strict)
+        value = convert(inner[0], value, name, strict=strict)
         for rule in inner[1:]:
             if hasattr(rule, "allows") and not rule.allows(value):
                 raise SettingsError(f"{name} must be {rule.description}, got {value!r}")
@@ -211,7 +221,7 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         failures = []
         for each in inner:
             try:
-                return _convert(each, value, name, strict=strict)
+                return convert(each, value, name, strict=strict)
             except SettingsError as failure:
                 failures.append(failure)
         raise failures[0]  # None is the last type of a union
@@ -227,16 +237,16 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         items = _check_instance(value, list | tuple, f"a list{_items_text(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
         pairs = enumerate(zip(kinds, items, strict=True))
-        return tuple(_convert(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
+        return tuple(convert(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
     if origin is not None:
         items = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
         kind = inner[1]
-        return {key: _convert(kind, item, f"{name}.{printable(key)}", strict=strict) for key, item in items}
-    return _convert_scalar(kind, value, name, strict)
+        return {key: convert(kind, item, f"{name}.{printable(key)}", strict=strict) for key, item in items}
+    return __convert_scalar(kind, value, name, strict)
 
 
-def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
-    if kind is float and type(value) is int:
+def __convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return value if strict else float(value)  # as a person wrote it: 1, not 1.0
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise _mistyped(name, _TYPE_NAMES.get(kind, "null"), value)
