@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError, ShardlineError
-from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings, output_dirs
+from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, OutputDirs, TrainSettings, output_dirs
 from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.store import Checkpoints, Identity, check_model_dir
 from shardline.trainer.cluster import strategy as strategies
@@ -230,7 +230,7 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     if not_finite := [name for name, value in metrics.items() if value is None]:
         progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
     files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
-    progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
+    progress.fact("model", str(run.dirs.model / MODEL_FILE))
     progress.fact("TensorBoard logs", str(run.dirs.logs))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from shardline.components.model_store import BLESSING_FILE, MODEL_FILE, Verdict, champions, read_part
+from shardline.components.model_store import BLESSING_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
@@ -51,7 +51,7 @@ from shardline.trainer.base.errors import (
     SourceError,
 )
 from shardline.trainer.base.progress import fact, report
-from shardline.trainer.base.settings import TrainSettings, plugin_references
+from shardline.trainer.base.settings import TrainSettings, initial_model_file, plugin_references
 from shardline.trainer.data import manifest as manifests
 
 LATEST, DATASETS = "latest.json", "datasets"
@@ -490,11 +490,7 @@ def initial_model_digest(uri: str) -> str:
     `uri` is a file, a directory that holds one, or a model store, as in the trainer's option.
     """
     try:
-        path = champions.champion_directory(uri)
-        if path.is_dir():
-            champion = champions.current(path)
-            path = path / (champion.path if champion else "") / MODEL_FILE
-        with path.open("rb") as file:
+        with initial_model_file(uri).open("rb") as file:
             return _DIGEST + hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except (OSError, ShardlineError) as error:
         if crash.is_machine_failure(error):

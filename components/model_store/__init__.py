@@ -31,8 +31,6 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Label
 
 SAVED_MODEL = "saved_model"
-MODEL_FILE = "model.keras"
-SETTINGS_FILE = "settings.json"
 LITERT_FILE = "model.tflite"
 ONNX_FILE = "model.onnx"
 KEYS_FILE = "training.keys"

@@ -33,8 +33,6 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 
 CHAMPION_FILE, VERSIONS, VERSION_FILE = "champion.json", "versions", "version.json"
 PROMOTE_COMMAND = "shardline champion promote"
-#: Beginnings of the URI of a directory in a bucket.
-_BUCKET_PREFIXES = ("gs://", "/gcs/")
 _VERSIONS = f"{VERSIONS}/"
 _REMEDY = "publish the model again"
 #: Form of the name of a version.
@@ -53,7 +51,7 @@ def open_directory(uri: str | os.PathLike[str], parameter: str, kept: str) -> St
     directory is missing, or a URI names no bucket.
     """
     root = os.fspath(uri)
-    if root.startswith(_BUCKET_PREFIXES):
+    if root.startswith(files.BUCKET_PREFIXES):
         if os.environ.get(files.GCS_ROOT_VARIABLE):
             champion_directory(root)
         name = root.removeprefix("gs://").removeprefix("/gcs/")
@@ -79,7 +77,7 @@ def champion_directory(uri: str) -> Path:
     Raises SettingsError when the bucket is not mounted: a directory made in its place would be lost.
     """
     path = files.local_path(uri)
-    if uri.startswith(_BUCKET_PREFIXES):
+    if uri.startswith(files.BUCKET_PREFIXES):
         bucket = files.local_path(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/').partition('/')[0]}")
         if not bucket.is_dir():
             raise SettingsError(
@@ -95,7 +93,7 @@ def require_store(uri: str | os.PathLike[str]) -> None:
     An unmounted disk, or the directory of one model, would look like a store without a champion. A prefix in
     a bucket needs not exist.
     """
-    if not os.fspath(uri).startswith(_BUCKET_PREFIXES) and not Path(uri).is_dir():
+    if not os.fspath(uri).startswith(files.BUCKET_PREFIXES) and not Path(uri).is_dir():
         raise SettingsError(
             f"there is no directory {uri} for champions: mount the disk that it is on, or begin anew "
             f"with mkdir -p {shlex.quote(os.fspath(uri))}"
@@ -123,7 +121,7 @@ def refuse_container_path(name: str, uri: str) -> None:
 
     `name` is the name of the parameter.
     """
-    if uri and not uri.startswith(_BUCKET_PREFIXES) and on_platform():
+    if uri and not uri.startswith(files.BUCKET_PREFIXES) and on_platform():
         raise SettingsError(
             f"{name} is {uri!r}, a directory of this container, which is thrown away with it; give "
             f"{name}=gs://BUCKET/PATH"

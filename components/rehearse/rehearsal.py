@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.changes.detection import record_dataset
-from shardline.components.model_store import MODEL_FILE
 from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import read_training
 from shardline.components.validate import Gate
@@ -22,7 +21,7 @@ from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.files import local_path
-from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.base.settings import MODEL_FILE, TrainSettings
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
 

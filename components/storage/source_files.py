@@ -39,7 +39,7 @@ _CONCURRENT = 32
 
 def resolve(path: str) -> str:
     """Returns the path to read: gs://BUCKET/x for /gcs/BUCKET/x."""
-    if path.startswith(("gs://", "/gcs/")):
+    if path.startswith(files.BUCKET_PREFIXES):
         return files.bucket_uri(path) or str(files.local_path(path))
     if "://" in path:
         raise SourceError(
@@ -189,34 +189,28 @@ def files_below(directory: str) -> Iterator[File]:
         raise SourceError(f"cannot read the directory {directory!r}: there is no file in it")
 
 
-class NoFileError(SourceError):
-    """No file matches a pattern."""
-
-
 def match_files(pattern: str) -> Iterator[File]:
     """Yields the files that match a pattern with *, ?, [], ** and {a,b}; SourceError where none does.
 
     Some of the names in braces, such as days, may match nothing, which is reported.
     """
-    braces = _ALTERNATIVES.search(pattern)
-    if not braces:
+    if not (found := _match_alternatives(pattern)):
+        raise SourceError(f"no file matches {resolve(pattern)!r}")
+    return itertools.chain.from_iterable(found)
+
+
+def _match_alternatives(pattern: str) -> list[Iterator[File]]:
+    if not (braces := _ALTERNATIVES.search(pattern)):
         pattern = resolve(pattern)
         matching = _match_objects(pattern) if files.bucket_uri(pattern) else _match_paths(pattern)
-        if not (first := next(matching, None)):
-            raise NoFileError(f"no file matches {pattern!r}")
-        return itertools.chain([first], matching)
-    found, absent = list[Iterator[File]](), list[str]()
-    for name in braces[1].split(","):
-        try:
-            found.append(match_files(pattern[: braces.start()] + name + pattern[braces.end() :]))
-        except NoFileError:
-            absent.append(name)
-    if not found:
-        raise NoFileError(f"no file matches {pattern!r}")
-    if absent:
-        shares = f"{len(absent)} of {len(absent) + len(found)} alternatives"
+        return [itertools.chain([first], matching)] if (first := next(matching, None)) else []
+    names, start, end = braces[1].split(","), pattern[: braces.start()], pattern[braces.end() :]
+    found = {name: _match_alternatives(start + name + end) for name in names}
+    absent = [name for name, files_of_name in found.items() if not files_of_name]
+    if 0 < len(absent) < len(found):
+        shares = f"{len(absent)} of {len(found)} alternatives"
         progress.report("listing", f"no file for {shares}: {enumerate_names(absent, 5)}")
-    return itertools.chain.from_iterable(found)
+    return [*itertools.chain.from_iterable(found.values())]
 
 
 def _match_paths(pattern: str) -> Iterator[File]:

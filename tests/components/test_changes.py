@@ -28,7 +28,7 @@ from shardline.pipelines.parameters import check_values
 from shardline.pipelines.spec import defaults, load_pipeline
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.base.settings import MODEL_FILE, TrainSettings
 from tests.helpers.exports import METRICS, publish_next
 from tests.helpers.fake_storage import fake_storage
 
@@ -74,7 +74,7 @@ def look(history, source, **settings):
 
 def export(directory, *, blessed=True, model=b"weights"):
     directory.mkdir()
-    (directory / model_store.MODEL_FILE).write_bytes(model)
+    (directory / MODEL_FILE).write_bytes(model)
     verdict = {"blessed": blessed, "reason": "", "headline": "accuracy 0.9000 >= 0.8", "metrics": METRICS}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))

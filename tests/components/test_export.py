@@ -25,6 +25,7 @@ from shardline.components.validate.export.export import (
 )
 from shardline.components.validate.export.signatures import ServedModel
 from shardline.trainer.base.errors import DatasetError, ModelError
+from shardline.trainer.base.settings import MODEL_FILE
 from shardline.trainer.data.examples import describe, parse_batch
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
 from shardline.trainer.loop.build import build
@@ -230,7 +231,7 @@ def test_the_model_file_lies_beside_the_export_even_where_it_lay_before(images, 
 
     export_model(images.model, images.manifest, tmp_path, model_file=model_file, settings={"model": "mine"})
 
-    assert (tmp_path / model_store.MODEL_FILE).read_bytes() == trained
+    assert (tmp_path / MODEL_FILE).read_bytes() == trained
     content = json.loads((tmp_path / model_store.EXPORT_FILE).read_text())
     assert content["settings"] == {"model": "mine"}
 

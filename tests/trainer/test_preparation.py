@@ -8,6 +8,7 @@ from shardline.components import model_store
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.signatures import ServedModel, make_requests
 from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.settings import MODEL_FILE
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import parse_batch
@@ -92,4 +93,4 @@ def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dat
     stored = make_requests(manifest, tf.constant(samples), images)["serving_default"]["images"]
     found = ServedModel(out / model_store.SAVED_MODEL, manifest).predict(stored)
     np.testing.assert_allclose(found.outputs["label"], expected, atol=1e-5)
-    assert transforms.load(out / model_store.MODEL_FILE) is not None
+    assert transforms.load(out / MODEL_FILE) is not None

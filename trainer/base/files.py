@@ -42,8 +42,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Open files of a training process besides its data: libraries, logs, checkpoints, and sockets.
 _OTHER_FILES = 100
 
-# Prefixes of paths in buckets.
-_BUCKETS = ("gs://", "/gcs/")
+#: Prefixes of paths in buckets.
+BUCKET_PREFIXES = ("gs://", "/gcs/")
 
 # Nesting levels that a JSON or TOML text may have: the functions that walk through it are recursive.
 _MAX_DEPTH = 100
@@ -76,7 +76,7 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     Raises SettingsError when the path would leave its bucket.
     """
     text = os.fspath(uri)
-    for prefix in _BUCKETS:
+    for prefix in BUCKET_PREFIXES:
         if text.startswith(prefix):
             if ".." in text.split("/"):
                 raise SettingsError(f"{text!r} leads out of its bucket; write the path without '..'")
@@ -90,7 +90,7 @@ def bucket_uri(path: str | os.PathLike[str]) -> str:
     A bucket for which a directory stands (GCS_ROOT_VARIABLE) is none.
     """
     text = os.fspath(path)
-    if not text.startswith(_BUCKETS):
+    if not text.startswith(BUCKET_PREFIXES):
         return ""
     local_path(text)  # refuses '..'
     name, root = text.removeprefix("gs://").removeprefix("/gcs/"), os.environ.get(GCS_ROOT_VARIABLE)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from shardline.trainer.base.deserialize import Count, Natural, Within, check_types
-from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.files import local_path
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.base.files import local_path, read_json
 from shardline.trainer.base.plugins import KERAS_PREFIX
 
+MODEL_FILE = "model.keras"
 SETTINGS_FILE = "settings.json"
 HISTORY_FILE = "history.csv"
 
@@ -162,3 +163,28 @@ def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDi
         checkpoints=local_path(checkpoints) if checkpoints else base / "checkpoints",
         logs=local_path(logs) if logs else base / "logs",
     )
+
+
+def initial_model_file(uri: str) -> Path:
+    """Returns the model file of the setting `initial_model`, in a model store that of the champion.
+
+    Raises ModelError where champion.json is damaged.
+    """
+    path = local_path(uri)
+    if not path.is_dir():
+        return path
+    champion = path / "champion.json"
+    if not champion.is_file():
+        return path / MODEL_FILE
+    version = Path(read_entry(champion, "path", "register a model again"))
+    if version.is_absolute() or ".." in version.parts:
+        raise ModelError(f"{champion} names a version outside its directory: {version}")
+    return path / version / MODEL_FILE
+
+
+def read_entry(file: Path, name: str, advice: str) -> str:
+    """Returns a text in a JSON file; ModelError, with advice, where there is none."""
+    value = read_json(file, ModelError).get(name)
+    if not isinstance(value, str):
+        raise ModelError(f"{file} has no text {name!r}, it has {value!r}; {advice}")
+    return value

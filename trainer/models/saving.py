@@ -17,13 +17,12 @@ from shardline.trainer import models
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.plugins import import_string
-from shardline.trainer.base.settings import SETTINGS_FILE
+from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, initial_model_file, read_entry
 from shardline.trainer.data.features import LABEL
 from shardline.trainer.keras_compat.keras_internals import all_layers, refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 from shardline.trainer.models.interface import HEADS, Heads
 
-MODEL_FILE = "model.keras"
 METRICS_FILE = "metrics.json"
 
 
@@ -60,7 +59,7 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                     f"{path} is no model: {item.filename} in it has {item.file_size:,} bytes; train it again"
                 )
     settings = path.with_name(SETTINGS_FILE)
-    recorded = _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
+    recorded = read_entry(settings, "model", "train the model again") if settings.is_file() else ""
     reference = import_string(function or recorded) if function or recorded else ""
     if function or reference.startswith(f"{models.__name__}."):
         plugins.load(reference, "model", ModelError)
@@ -92,20 +91,13 @@ def read_recorded_heads(model_file: Path) -> Heads | None:
     return heads if heads and len(heads) == len(recorded) else None
 
 
-def _read_entry(file: Path, name: str, advice: str) -> str:
-    value = files.read_json(file, ModelError).get(name)
-    if not isinstance(value, str):
-        raise ModelError(f"{file} has no text {name!r}, it has {value!r}; {advice}")
-    return value
-
-
 def warm_start(model: keras.Model, path: str) -> None:
     """Sets the weights of a built model to those of a saved one; its optimizer keeps its initial state.
 
     `path`, also gs://, is a .keras file, a directory with model.keras, or a champion's directory with
     champion.json. A ModelError names the first weight that differs in name or shape.
     """
-    file = _model_file(files.local_path(path))
+    file = initial_model_file(path)
     source = load_model(file)
     pairs = list(zip_longest(source.weights, model.weights))
     for number, (theirs, ours) in enumerate(pairs, start=1):
@@ -128,18 +120,6 @@ def warm_start(model: keras.Model, path: str) -> None:
         if _vocabulary(theirs) != _vocabulary(ours):
             ours.set_vocabulary(theirs.get_vocabulary(include_special_tokens=False))
     refresh_adapted(model)
-
-
-def _model_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    champion = path / "champion.json"
-    if not champion.is_file():
-        return path / MODEL_FILE
-    version = Path(_read_entry(champion, "path", "register a model again"))
-    if version.is_absolute() or ".." in version.parts:
-        raise ModelError(f"{champion} names a version outside its directory: {version}")
-    return path / version / MODEL_FILE
 
 
 def _describe(weight: keras.Variable | None) -> str:

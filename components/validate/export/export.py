@@ -25,6 +25,7 @@ from shardline.components.validate.export.signatures import max_difference, name
 from shardline.trainer.base import code, files
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
+from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE
 from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
@@ -254,7 +255,7 @@ def _describe_tensors(specs: Mapping[str, tf.TensorSpec], names: Iterable[str]) 
 def _copy_model(model_file: Path, out: Path) -> None:
     source = model_file.parent
     # The settings name the module of the model function.
-    for name, copied in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):
+    for name, copied in ((model_file.name, MODEL_FILE), (SETTINGS_FILE,) * 2):
         original, copy = source / name, out / copied
         if original.is_file() and not (copy.exists() and original.samefile(copy)):
             with files.replacing(copy) as temporary:

@@ -19,7 +19,7 @@ import xxhash
 
 from shardline.components import model_store
 from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
-from shardline.components.model_store.champions import Version, champion_directory, open_store, require_store
+from shardline.components.model_store.champions import Version, open_store, require_store
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure_export
 from shardline.components.validate.export.signatures import CALLS, ServedModel
@@ -33,6 +33,7 @@ from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
+from shardline.trainer.base.settings import initial_model_file
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
 
 #: Examples that must remain for a comparison with the champion, where others are left out.
@@ -315,9 +316,7 @@ def read_published(published: Path, data: TrainingData) -> Keys:
 
 def _keys_of_initial_model(uri: str, key: str) -> Keys | None:
     try:
-        path = champion_directory(uri)
-        present = champions.current(path) if path.is_dir() else None
-        published = path / present.path if present else path if path.is_dir() else path.parent
+        published = initial_model_file(uri).parent
         data = Export.read(published).training_data
         known = data and data.keys and data.complete and data.key == key
         return read_published(published, data) if data and known else None
