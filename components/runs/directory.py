@@ -108,7 +108,8 @@ class TaskLog:
             self.tasks[self.task] = Task(name=self.task, path=self.task, state="running")
         elif match := _ENDED.fullmatch(line):
             *time, name, status = match.groups()
-            took = (_seconds(*time) - self._began[name]) % 86400 if name in self._began else None
+            began = self._began.get(name)  # the log has no dates: a task may end on the next day
+            took = None if began is None else round((_seconds(*time) - began) % 86400, 3)
             state = _STATES.get(status, status.lower())
             self.tasks[name] = Task(name=name, path=name, state=state, seconds=took, ended=next(self._number))
             with contextlib.suppress(ValueError):

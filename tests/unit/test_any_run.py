@@ -102,6 +102,7 @@ def test_the_status_of_a_run_here_has_its_tasks() -> None:
     assert [(task["name"], task["state"]) for task in content["tasks"]] == [
         ("digest", "succeeded"), ("train", "failed")
     ]  # fmt: skip
+    assert [task["seconds"] for task in content["tasks"]] == [0.2, None]
     assert "today: failed after 3 s" in shown.stdout
     assert (content["run"], content["state"], content["seconds"]) == ("today", "failed", 3.0)
     assert shardline("status", "today", "--wait").exit_code == 1
