@@ -50,7 +50,7 @@ _QUALITY = {metric.name for metric in QUALITY}
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExampleBatch:
     """A batch of stored examples.
 
     Attributes:
@@ -100,7 +100,7 @@ class Examples:
         """The split in the manifest."""
         return self.manifest.splits[self.name]
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[ExampleBatch]:
         """Yields every example once, in the order of the shards.
 
         Raises DatasetError when a shard is damaged, or a label or the number of examples does not fit the
@@ -113,7 +113,7 @@ class Examples:
         try:
             for serialized, parsed in batches.prefetch(2):
                 by = parsed.get(self.manifest.group or self.manifest.time_feature)
-                batch = Batch(
+                batch = ExampleBatch(
                     images=parsed.pop("image", None),
                     labels={label.name: parsed.pop(label.name).numpy() for label in self.manifest.labels},
                     keys=tuple(_decode_text(parsed.pop("key").numpy()).tolist()),
@@ -229,7 +229,7 @@ def collect_outcomes(
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
     """Returns a model's predictions for all examples, and its worst mistakes, by name of the label."""
     labels = examples.manifest.labels
-    batches, categories = list[Batch](), defaultdict[str, dict[str, str]](dict)
+    batches, categories = list[ExampleBatch](), defaultdict[str, dict[str, str]](dict)
     answers, seen, distinct, copies = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     reported, total = time.monotonic(), examples.split.records
@@ -276,7 +276,7 @@ def _make_outcomes(label: Label, true: npt.NDArray[Any], joined: Predictions, sh
     return RegressionOutcomes(label, *numbers, **shared)
 
 
-def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
+def _hash_examples(batch: ExampleBatch, manifest: Manifest) -> Iterator[bytes]:
     names = [name for name in manifest.inputs if name in batch.columns]
     if batch.images is not None:
         inputs = [batch.images.numpy()]
@@ -293,7 +293,7 @@ def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:
         yield xxhash.xxh3_128_digest(b"\0".join([row.tobytes(), *parts]))
 
 
-def _predict(model: ServedModel, batch: Batch) -> Predictions:
+def _predict(model: ServedModel, batch: ExampleBatch) -> Predictions:
     try:
         return model.predict(batch.requests)
     except tf.errors.InvalidArgumentError as error:
@@ -345,7 +345,7 @@ def _take_sliced(
 
 
 def find_mistakes(
-    label: Label, batch: Batch, answer: Predictions, trained: Sequence[Spread] = ()
+    label: Label, batch: ExampleBatch, answer: Predictions, trained: Sequence[Spread] = ()
 ) -> Iterator[tuple[float, int, Mistake]]:
     """Yields the worst predictions of a batch: how wrong each is, the example's index, and the mistake.
 

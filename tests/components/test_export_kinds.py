@@ -111,12 +111,12 @@ def test_a_number_differs_by_standard_deviations_of_training(tmp_path):
     answers = {"predictions": [{"value": 100.0}]}
     export = Export(labels=LABELLED["regression"], deviations={"label": (50.0,)}, golden=answers)
 
-    agreement = golden.compare(export, [{"value": 105.0}])
+    agreement = golden.compare_golden(export, [{"value": 105.0}])
 
     assert agreement.difference == pytest.approx(0.1)
     assert agreement.description == "example 0: value of 'price' is 105 instead of 100"
-    assert golden.compare(export, [{"value": None}]).difference >= 1.0
-    assert golden.compare(export, [{"value": 10_000.0}]).difference > 1.0
+    assert golden.compare_golden(export, [{"value": None}]).difference >= 1.0
+    assert golden.compare_golden(export, [{"value": 10_000.0}]).difference > 1.0
 
 
 def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):

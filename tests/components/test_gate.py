@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from shardline.components import model_store
 from shardline.components.model_store import champions
-from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure_export
+from shardline.components.validate.evaluate import ExampleBatch, Examples, find_mistakes, measure_export
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare_models, evaluate_champion
@@ -169,7 +169,7 @@ def test_errors_of_all_batches_rank_on_one_scale():
 
     def worst(true, predicted):
         values = {"city": np.array(["Ulm", "é" * 500])}
-        batch = Batch(None, {"label": np.array(true, np.float32)}, ("a", "b"), None, values)
+        batch = ExampleBatch(None, {"label": np.array(true, np.float32)}, ("a", "b"), None, values)
         answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {})
         return list(find_mistakes(label, batch, answer, [Spread(0.0, 2000.0, 900.0, 10.0)]))
 

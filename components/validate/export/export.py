@@ -30,6 +30,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.keras_compat.tensorflow_internals import short_error
 from shardline.trainer.models.interface import Heads, read_heads, to_predictions
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def take_samples(
         return tuple(records.take(count).as_numpy_iterator())
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         raise DatasetError(
-            f"a shard in {directory} is damaged: {_first_line(error)}; preprocess the data again"
+            f"a shard in {directory} is damaged: {short_error(error)}; preprocess the data again"
         ) from None
 
 
@@ -176,7 +177,7 @@ def measure_difference(
                     largest = max(largest, max_difference(wanted, exported, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
-            f"one of the first {len(samples):,} examples cannot be served: {_first_line(error)}; "
+            f"one of the first {len(samples):,} examples cannot be served: {short_error(error)}; "
             "preprocess the data again"
         ) from None
     return largest
@@ -267,7 +268,3 @@ def _copy_model(model_file: Path, out: Path) -> None:
         shutil.rmtree(target)
     if prepared.is_dir():
         shutil.copytree(prepared, target, copy_function=shutil.copyfile)
-
-
-def _first_line(error: tf.errors.OpError) -> str:
-    return str(error.message).strip().partition("\n")[0]

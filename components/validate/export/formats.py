@@ -7,11 +7,11 @@ process. TensorFlow is imported only when a model is converted.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardline.components import model_store
 from shardline.components.validate.metrics import MAIN
@@ -26,27 +26,20 @@ if TYPE_CHECKING:
     from shardline.components.validate.export.signatures import CleanProcess
 
 
+Format = Literal["onnx", "litert"]
 #: The file of each format, and the modules that convert to it and run it.
-FORMATS = {
+FORMATS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "onnx": (model_store.ONNX_FILE, ("tf2onnx", "onnx", "onnxruntime")),
     "litert": (model_store.LITERT_FILE, ("ai_edge_litert",)),
 }
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raises SettingsError when a format is unknown."""
-    for name in names:
-        if name not in FORMATS:
-            raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
-
-
 def check_formats(names: Sequence[str], manifest: Manifest | None = None, *, table: bool = False) -> None:
     """Checks formats before any work is done, with the manifest where it is known.
 
-    Raises SettingsError when one is unknown, or its packages are not installed; ModelError when the data are
+    Raises SettingsError when the packages of one are not installed; ModelError when the data are
     a table, or have several labels.
     """
-    check_names(names)
     for name in names:
         if missing := [module for module in FORMATS[name][1] if util.find_spec(module) is None]:
             raise SettingsError(

@@ -168,14 +168,14 @@ def max_difference(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviatio
     return float(differences(expected, found, deviations).max(initial=0.0))
 
 
-class Comparison(NamedTuple):
+class Agreement(NamedTuple):
     """Largest difference from the golden predictions, and which it is, or why none is known."""
 
     difference: float
     description: str = ""
 
 
-def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
+def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Agreement]:
     """Sends the golden requests of an export to a clean process.
 
     Returns a function that waits for the answers and compares them; without answers the difference is 1.
@@ -185,16 +185,16 @@ def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison
     number = process.ask(exported / model_store.SAVED_MODEL, request)
 
     @functools.cache
-    def check() -> Comparison:
+    def compare_answers() -> Agreement:
         try:
             return compare_golden(export, process.answer(number))
         except ModelError as error:
-            return Comparison(1.0, str(error))
+            return Agreement(1.0, str(error))
 
-    return check
+    return compare_answers
 
 
-def compare_golden(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Comparison:
+def compare_golden(export: Export, predictions: Sequence[Mapping[str, Any]]) -> Agreement:
     """Compares predictions, one object for each golden example, with the golden ones of an export.
 
     The difference is 1 where a row or an output is missing, or a class does not follow from probabilities.
@@ -202,11 +202,11 @@ def compare_golden(export: Export, predictions: Sequence[Mapping[str, Any]]) -> 
     try:
         return max(_compare_labels(export, predictions), key=lambda comparison: comparison.difference)
     except (KeyError, ValueError) as error:
-        return Comparison(1.0, f"other rows or outputs than the golden ones ({error})")
+        return Agreement(1.0, f"other rows or outputs than the golden ones ({error})")
 
 
-def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    expected, found = (export.golden or {})["predictions"], list[Comparison]()
+def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) -> list[Agreement]:
+    expected, found = (export.golden or {})["predictions"], list[Agreement]()
     for label in export.labels:
         (name, *others), shape = name_outputs(export.labels)[label.name], (len(expected), len(label.outputs))
         both = ([row[name] for row in rows] for rows in (expected, predictions))
@@ -215,12 +215,12 @@ def _compare_labels(export: Export, predictions: Sequence[Mapping[str, Any]]) ->
         example, output = worst = divmod(int(gaps.argmax()), shape[1])
         noun = f"{'value' if label.kind == REGRESSION else 'probability'} of {label.outputs[output]!r}"
         text = f"example {example}: {noun} is {actual[worst]:.6g} instead of {wanted[worst]:.6g}"
-        found.append(Comparison(float(gaps[worst]), text if gaps[worst] else ""))
+        found.append(Agreement(float(gaps[worst]), text if gaps[worst] else ""))
         for example, (row, values) in enumerate(zip(predictions, actual, strict=True)):
             given, right = [row[name] for name in others], _follow(label, values)
             if given != right and np.isfinite(values).all():
                 texts = f"{truncate(given, 80)} instead of {truncate(right, 80)}"
-                found.append(Comparison(1.0, f"example {example}: {', '.join(others)} {texts}"))
+                found.append(Agreement(1.0, f"example {example}: {', '.join(others)} {texts}"))
     return found
 
 

@@ -28,7 +28,7 @@ from typing import Literal
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate import metrics
-from shardline.components.validate.export.formats import FORMATS, check_names
+from shardline.components.validate.export.formats import FORMATS, Format
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Slice
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read
@@ -390,13 +390,12 @@ class Gate:
     first_run: Policy = DEFAULT_POLICY
     undecided: Policy = DEFAULT_POLICY
     champion_uri: str = ""
-    formats: tuple[str, ...] = ()
+    formats: tuple[Format, ...] = ()
     min_slice: Count = MIN_SLICE
     allow_unmeasured: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_names(self.formats)
         for rule in parse_rules(self.rules):
             _check_name(rule)
             if rule.format and rule.format not in self.formats:
