@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import click
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, show, show_json
+from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, setting_option, show, show_json
 from shardline.pipelines.local.terminal import foreground
 from shardline.pipelines.tables import split_pairs
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import check_keys, field_types
+from shardline.trainer.base.deserialize import check_keys
 from shardline.trainer.base.errors import SettingsError
 
 #: Settings that have no option of their own.
@@ -26,13 +27,7 @@ OTHERS = (
 )
 
 
-def _setting(name: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    default, kind = getattr(PreprocessSettings, name), field_types(PreprocessSettings)[name]
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    more.setdefault("type", click.Choice(choices) if choices else type(default))
-    text = get_type_hints(PreprocessSettings, include_extras=True)[name].__metadata__[-1]
-    shown = default != "" and default is not False
-    return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
+_setting = functools.partial(setting_option, PreprocessSettings)
 
 
 def _pairs(

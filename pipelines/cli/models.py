@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardline.components.text import facts, table
-from shardline.components.validate import Gate, Policy
-from shardline.pipelines.cli.options import PATH, CommandGroup, json_option, parameter_options, show
+from shardline.components.validate import Gate
+from shardline.pipelines.cli.options import (
+    PATH,
+    CommandGroup,
+    json_option,
+    parameter_options,
+    setting_option,
+    show,
+)
 from shardline.pipelines.local.terminal import foreground
 
 if TYPE_CHECKING:
@@ -40,42 +48,25 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
         rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
 
 
+_setting = functools.partial(setting_option, Gate, optional=True)
+
+
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("dataset", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--rules", "file", type=PATH, metavar="FILE", help="File of rules and policy (TOML or JSON).")
-@click.option(
-    "--rule",
-    "texts",
-    multiple=True,
-    metavar="RULE",
-    help="Add a rule, 'accuracy >= 0.9', or replace a default rule by its name, 'classes: off'.",
-)
-@click.option("--champion", "champion_uri", metavar="DIR", help="Directory or gs:// path of the champions.")
-@click.option(
-    "--first-run",
-    type=click.Choice(get_args(Policy)),
-    help="Verdict without a champion, or on too few test examples.  [default: bless]",
-)
-@click.option(
-    "--undecided",
-    type=click.Choice(get_args(Policy)),
-    help="Verdict where too few examples leave open whether MODEL is worse.  [default: bless]",
-)
+@_setting("rules", "--rule", multiple=True, type=str, metavar="RULE")
+@_setting("champion_uri", "--champion", metavar="DIR")
+@_setting("first_run")
+@_setting("undecided")
 @click.option(
     "--model-function",
     default="",
     metavar="PKG.MODULE:NAME",
     help="Function that built MODEL; its module is imported, which registers custom classes.",
 )
-@click.option(
-    "--also",
-    "formats",
-    multiple=True,
-    metavar="FORMAT",
-    help="Convert to this format, too, and evaluate it: onnx, litert.",
-)
+@_setting("formats", "--also", multiple=True, type=str, metavar="FORMAT")
 def validate(
     model: Path,
     dataset: Path,
@@ -113,10 +104,10 @@ def validate(
     sys.exit(0 if outcome.blessing.blessed else 1)
 
 
-def _gate(file: Path | None, texts: tuple[str, ...], **given: Any) -> Gate:
+def _gate(file: Path | None, rules: tuple[str, ...], **given: Any) -> Gate:
     gate = Gate.read(file) if file else Gate()
     changes = {name: value for name, value in given.items() if value}
-    return replace(gate, rules=gate.rules + texts, **changes)
+    return replace(gate, rules=gate.rules + rules, **changes)
 
 
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")

@@ -10,13 +10,14 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from shardline.components.text import table
 from shardline.pipelines.tables import project_settings, split_pairs
 from shardline.trainer.base import progress
+from shardline.trainer.base.deserialize import field_types
 from shardline.trainer.base.errors import PipelineError, page, printable
 
 _HELP = {"project": "Google Cloud project.", "location": "Region, such as europe-west4."}
@@ -70,6 +71,23 @@ def path_option(
         default=lambda: Path(in_project if project_settings() else default),
         help=f"{text}  [default: {in_project} in a project, else {default}]",
     )
+
+
+def setting_option(
+    kind: type[Any], name: str, flag: str = "", *, optional: bool = False, **more: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns the option for a field of a settings class, whose annotation is its help text.
+
+    It is --NAME unless there is another `flag`; an `optional` one is None where it is not given.
+    """
+    default, hint = getattr(kind, name), field_types(kind)[name]
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    more.setdefault("type", click.Choice(choices) if choices else type(default))
+    text = get_type_hints(kind, include_extras=True)[name].__metadata__[-1]
+    text += f"  [default: {default}]" * bool(optional and default)
+    shown = not optional and default != "" and default is not False
+    more = {"default": None if optional else default, "show_default": shown, "help": text, **more}
+    return click.option(flag or f"--{name.replace('_', '-')}", name, **more)
 
 
 runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")

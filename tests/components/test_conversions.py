@@ -104,7 +104,6 @@ def test_a_model_that_a_converter_does_not_know_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "found", "table", "error", "message"),
     [
-        ("coreml", True, False, SettingsError, "no format 'coreml'; there are onnx, litert"),
         ("litert", False, False, SettingsError, r"needs ai_edge_litert, .*install 'shardline\[formats\]'"),
         ("onnx", True, True, ModelError, "only models of images with one label can be converted to onnx"),
     ],

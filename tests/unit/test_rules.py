@@ -565,6 +565,8 @@ def test_a_converted_model_is_judged_by_its_own_values():
 def test_a_rule_about_a_format_that_is_not_made_is_refused():
     with pytest.raises(SettingsError, match=r"is not converted; add it to formats, or to --also$"):
         Gate(rules=("size_mb[format=onnx] <= 1",), formats=("litert",))
+    with pytest.raises(SettingsError, match="must be 'onnx' or 'litert', got 'coreml'"):
+        Gate(formats=("coreml",))
 
 
 def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate import metrics
@@ -305,9 +305,8 @@ def _check_tail(rule: GateRule) -> None:
         )
 
 
-#: Policies for what cannot be judged, and the default one.
+#: Policies for what cannot be judged: it passes, or blocks the model.
 Policy = Literal["bless", "block"]
-DEFAULT_POLICY: Policy = "bless"
 
 #: How often a rule may block a model that is as good as the champion: LEVEL in one comparison; FAMILY in all
 #: of slices, or of several labels, together, and in LOOKS weekly comparisons with the best of some champions.
@@ -368,31 +367,24 @@ DEFAULT_RULES = (*LABEL_RULES[CLASS], *MODEL_RULES)
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """When a model is good enough, and where it is published then.
-
-    Attributes:
-        rules: Rules in addition to the default ones or, with a name, in place of one:
-            ["worst_slice(accuracy) >= 0.8", "champion: accuracy >= champion - 0.05", "classes: off"].
-        first_run: Policy where there is no champion yet, or too few test examples: "bless" lets a model
-            pass, "block" does not.
-        undecided: Policy where too few examples leave open whether a model is worse: "bless" or "block".
-        champion_uri: Directory or gs:// URI where a blessed model is published; empty publishes nothing.
-        formats: Formats into which the exported model is converted, and measured: ["onnx", "litert"].
-        min_slice: Smallest slice that is judged, in examples.
-        allow_unmeasured: Whether a model may pass when a rule could not be judged.
+    """When a model is good enough, and where it is published then; each annotation is its help text.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range, or a rule cannot be parsed, is about a
             format that is not in `formats`, or has the name of no default rule about the same.
     """
 
-    rules: tuple[str, ...] = ()
-    first_run: Policy = DEFAULT_POLICY
-    undecided: Policy = DEFAULT_POLICY
-    champion_uri: str = ""
-    formats: tuple[Format, ...] = ()
-    min_slice: Count = MIN_SLICE
-    allow_unmeasured: bool = False
+    rules: Annotated[
+        tuple[str, ...], "Add a rule, 'accuracy >= 0.9', or replace a default one by name, 'classes: off'."
+    ] = ()
+    first_run: Annotated[Policy, "Verdict without a champion, or on too few test examples."] = "bless"
+    undecided: Annotated[Policy, "Verdict where too few examples leave open whether the model is worse."] = (
+        "bless"
+    )
+    champion_uri: Annotated[str, "Directory or gs:// path of the champions."] = ""
+    formats: Annotated[tuple[Format, ...], "Convert to this format, too, and evaluate it: onnx, litert."] = ()
+    min_slice: Annotated[Count, "Smallest slice that is judged, in examples."] = MIN_SLICE
+    allow_unmeasured: Annotated[bool, "Let a model pass where a rule could not be judged."] = False
 
     def __post_init__(self) -> None:
         check_types(self)
