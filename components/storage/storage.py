@@ -16,9 +16,10 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
@@ -311,9 +312,8 @@ class Storage:
         from google.api_core.exceptions import NotFound
 
         blob = _client().bucket(self._bucket).blob(self._prefix + name, generation=generation or None)
+        options = {"raw_download": True, "checksum": None, "retry": None, "timeout": _ATTEMPT_S}
         try:
-            # Checksums take as long as the rest.
-            options = {"raw_download": True, "checksum": None, "retry": None, "timeout": _ATTEMPT_S}
             return cast(bytes, blob.download_as_bytes(**options))
         except NotFound:
             raise self._missing(name) from None
@@ -363,15 +363,12 @@ class Storage:
             delimiter=delimiter or None,
             page_size=page_size,
         )
-        listing.item_to_value = (
-            lambda _, item: File(  # a Blob takes longer to make than to read
-                item["name"][first:],
-                f"gs://{bucket}/{item['name']}",
-                int(item["size"]),
-                item["generation"],
-                True,
-            )
-        )
+
+        def as_file(_: Any, item: Mapping[str, Any]) -> File:  # a Blob takes longer to make than to read
+            name = item["name"]
+            return File(name[first:], f"gs://{bucket}/{name}", int(item["size"]), item["generation"], True)
+
+        listing.item_to_value = as_file
         with platform_errors(action):
             for page in listing.pages:
                 yield from (each for each in page if each.name)  # not the folder, created in the console
@@ -408,9 +405,13 @@ def is_visible(name: str) -> bool:
     return name != "" and "/." not in f"/{name}"
 
 
+_client_lock = threading.Lock()
+
+
 def _client() -> Client:
-    """Returns the client of Cloud Storage, which all threads share."""
-    return _client_of(os.environ.get("STORAGE_EMULATOR_HOST", ""))
+    """Returns the client of Cloud Storage, which all threads share: each would sign in."""
+    with _client_lock:
+        return _client_of(os.environ.get("STORAGE_EMULATOR_HOST", ""))
 
 
 @functools.cache
