@@ -38,9 +38,9 @@ class PreprocessSettings:
         default_factory=dict
     )
     label: Annotated[str, "Column to predict: regression:fare, class:species, multilabel:tags."] = ""
-    columns: Annotated[Mapping[str, str], "Types of columns: text, integer or number."] = field(
-        default_factory=dict
-    )
+    columns: Annotated[
+        Mapping[str, str], "Types of columns: text, integer, number, or of dates day-first, month-first."
+    ] = field(default_factory=dict)
     image_size: Annotated[int, "Side of stored images in pixels; 0 keeps them."] = 0
     resize_mode: Annotated[Literal["crop", "pad", "stretch"], "How an image becomes square."] = "crop"
     encoding: Annotated[Literal["keep", "jpeg", "png", "raw"], "Encoding of stored images."] = "keep"

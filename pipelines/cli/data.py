@@ -54,7 +54,10 @@ def _convert(shown: str, text: str, name: str) -> Any:
 @_pairs("--feature", "features", "OURS=THEIRS,...", "Name of a feature in the source: image=image/encoded.")
 @_setting("label", metavar="KIND:COLUMN,...")
 @_pairs(
-    "--column", "columns", "NAME=TYPE,...", "Type of a column: text, integer or number; else from its values."
+    "--column",
+    "columns",
+    "NAME=TYPE,...",
+    "text, integer, number, day-first or month-first; else from its values.",
 )
 @_pairs("--split", "split", "NAME=SHARE,...", "Shares of the splits; else train=0.8,validation=0.1,test=0.1.")
 @_setting("stratify", is_flag=True)

@@ -27,7 +27,7 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.base.settings import BALANCED
-from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSION
+from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
 
 # Fewest examples; up to so many, a fifth are for the test; a class with fewer is in every split.
 _LEAST, _SMALL, _RARE = 10, 2_000, 100
@@ -242,7 +242,7 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
     different, known, first, is_text = len(counts), counts.total(), [*islice(counts, 1_000)], kind == "string"
     if kind in TIME_PARTS:
         return "is a time, which some rows lack" if missing else "time"
-    if kind not in COLUMN_TYPES.values() or different < 2:
+    if kind not in ("string", "int64", "float32") or different < 2:
         return "never varies" if different < 2 else f"is {kind}"
     are_codes = is_text and 2 * sum(" " not in text and bool(re.search(r"\d", text)) for text in first) > len(
         first

@@ -21,6 +21,7 @@ pytest.importorskip("google.cloud.bigquery_storage_v1", reason="pip install 'sha
 from shardline.components.changes.detection import fingerprint
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.bigquery import parse
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import PlatformError, SourceError
@@ -144,6 +145,13 @@ def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:
 
 #: Few rows, in one split.
 ALL: dict[str, Any] = {"split": {"train": 1.0}}
+
+
+def test_the_time_of_a_table_is_a_day_of_some_zone() -> None:
+    found = parse("bigquery:p.d.t_{date:%Y}@{date in Europe/Berlin}T00:00:00+01:00 WHERE a = '{b}'")
+    assert found.snapshot == "{date in Europe/Berlin}T00:00:00+01:00"
+    assert (found.table, found.row_filter) == ("p.d.t_{date:%Y}", "a = '{b}'")
+
 
 QUERY = "bigquery:SELECT label, price FROM `shop.orders` FOR SYSTEM_TIME AS OF '{snapshot}'"
 

@@ -140,6 +140,23 @@ def test_values_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], reason:
     assert source.labels[0].outputs == ("0", "1")
 
 
+def test_a_number_of_a_csv_file_beyond_32_bits_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    source = table(tmp_path, "x,label\n0.5,a\n1e39,b\n7,b\n")
+    assert kinds(source) == {"x": "float32"}
+    (fault,) = bad(source)
+    assert fault.name.endswith("row 2")
+    assert fault.reason == "has 1e+39 in column 'x', not a number that 32 bits can hold"
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_column_with_a_name_of_several_lines_is_refused(tmp_path: Path, suffix: str) -> None:
+    rows = [{"a\nb": i, "label": "xy"[i % 2]} for i in range(100)]
+    path = write(tmp_path / f"table.{suffix}", rows)
+    with pytest.raises(SourceError, match=r"feature 'a\\nb' needs a name of one line; rename its column"):
+        run.preprocess(PreprocessSettings(source=f"table:{path}"), tmp_path / "out")
+    run.preprocess(PreprocessSettings(source=f"table:{path}", features={"x": "a\nb"}), tmp_path / "out")
+
+
 def test_a_column_that_no_row_of_a_batch_has_has_gaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,18 @@ def test_a_bad_record_among_rows_is_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("wrong", [0, 1024])
+def test_a_record_of_another_type_is_named_wherever_it_is(tmp_path: Path, wrong: int) -> None:
+    """Also the first of those that are read together, or one that is alone."""
+    rows = [{"label": b"ab"[i % 2 : i % 2 + 1], "x": i, "y": 0.5} for i in range(1025)]
+    rows[wrong] |= {"x": 2.5, "y": 1}
+    path = write(tmp_path / "x", rows)
+    source = opened(path)
+    assert bad(source) == [BadExample(f"{path} record {wrong}", "feature 'x' is float, not int64")]
+    sound = [one.features["x"] for one in source if isinstance(one, Example)]
+    assert sound == [i for i in range(1025) if i != wrong]
+
+
 @pytest.mark.parametrize(("key", "more"), [(b"a\nb", {}), (b"\xff", {"image": None})])
 def test_a_key_that_is_no_printable_text_is_a_bad_record(tmp_path: Path, key: bytes, more: Any) -> None:
     rows = [row | {"id": b"%d" % i} for i, row in enumerate(records(**more))]

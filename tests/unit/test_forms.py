@@ -194,6 +194,25 @@ def test_dates_with_the_day_or_the_month_first_in_all_rows_are_a_fault() -> None
     assert "'01/02/2024', where the day or the month may be first" in form.fault
 
 
+@pytest.mark.parametrize(("order", "month"), [("day-first", 2), ("month-first", 1)])
+def test_a_setting_says_which_is_first(order: str, month: int) -> None:
+    assert values(["01/02/2024", None, "01/02/2024"], order)[0] == datetime(2024, month, 3 - month)
+    with pytest.raises(
+        SourceError, match=f"has '{13 if month == 1 else 1}/.*no date, {order}; .*--column x={order}"
+    ):
+        scan(["1/2/2024", "13/2/2024", "1/13/2024"], order)
+    with pytest.raises(SourceError, match=f"has '20240102' in row 1, which is no date, {order}"):
+        scan(["20240102"], order)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_powers_of_ten_are_codes_only_among_whole_numbers(step: int) -> None:
+    assert scan(["12E4", "3", "1e39"], step=step).kind == "string"
+    assert scan(["12E4", "3", "1.5"], step=step).kind == "float32"
+    assert scan(["0.5", "3", "1e39"], step=step).kind == "float32"
+    assert scan(["0.5", "3", "01e39"], step=step).kind == "string"
+
+
 @pytest.mark.parametrize(("factor", "name"), [(1, "created_at"), (1000, "createdAt"), (10**6, "event_time")])
 def test_whole_numbers_are_times_by_name_and_range(factor: int, name: str) -> None:
     texts = [str(1_700_000_000 * factor), str(1_700_000_060 * factor)]

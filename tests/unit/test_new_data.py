@@ -171,7 +171,7 @@ def test_odd_names_are_written_so_that_they_can_be_read(tmp_path: Path, odd: str
         (["--data", "orders.csv", "--label", "always"], "has one value"),
         (["--data", "orders.csv", "--label", "class:price;class:kind"], "several labels"),
         (["--data", "orders.csv", "--label", "kind", "--kind", "images"], "of the kind text, not images"),
-        (["--data", "empty.csv", "--label", "a"], "Empty CSV file"),
+        (["--data", "empty.csv", "--label", "a"], "is empty: it has no column"),
         (["--data", "short.csv", "--label", "a"], "has 1 labelled rows"),
         (["--data", "index.csv", "--label", "a"], "a column without a name (an index of pandas?); name it"),
         (["--data", "only.csv", "--label", "a"], "no column from which to predict a"),

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 #: Column types in settings, and the stored type of each.
-COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
+COLUMN_TYPES: Mapping[str, str] = {
+    "text": "string", "integer": "int64", "number": "float32", "day-first": "time", "month-first": "time"
+}  # fmt: skip
 
 #: Kinds of labels: one class; any number of classes; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")

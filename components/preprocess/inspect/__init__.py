@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardline.components.preprocess.example import Kind, decode
+from shardline.components.preprocess.example import KINDS, decode
 from shardline.components.preprocess.process_pool import Report
 from shardline.components.preprocess.tfrecord import Record, read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
@@ -23,7 +23,6 @@ from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
 
-_KINDS: Mapping[str, Kind] = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
 # Most records of a batch, and bytes after which it ends.
 _ROWS, _BYTES = 256, 4 << 20
 # Records of a sample, and bytes after which it ends.
@@ -83,7 +82,7 @@ def _make_batch(found: Sequence[Record | BadRecordError], features: Sequence[Fea
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kinds = {feature.name: _KINDS[feature.dtype] for feature in features}
+    kinds = {feature.name: KINDS[feature.dtype] for feature in features}
     columns, faults = decode(list(map(_data, found)), kinds)
     faults |= {row: each.reason for row, each in enumerate(found) if isinstance(each, BadRecordError)}
     for feature in features:

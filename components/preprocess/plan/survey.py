@@ -97,6 +97,8 @@ def check_features(source: Any) -> tuple[Feature, ...]:
             raise SourceError(
                 f"feature {feature.name!r} has a name that UTF-8 cannot hold; rename its column"
             )
+        if feature.name.splitlines() != [feature.name]:
+            raise SourceError(f"feature {feature.name!r} needs a name of one line; rename its column")
     return features
 
 

@@ -39,9 +39,11 @@ PREFIX = "bigquery:"
 #: Placeholder of a query's snapshot time.
 SNAPSHOT = "{snapshot}"
 
+_MOMENT = r"(?:[^\s{]|\{[^{}]*\})+"
 _NAME = r"(?:[\w-]|\{date[^{}]*\})+"
 _TABLE = re.compile(
-    rf"((?:[\w.-]+:)?{_NAME}\.{_NAME}\.{_NAME})(?:@(\S+))?(?:\s+WHERE\s+(\S.*))?", re.IGNORECASE | re.DOTALL
+    rf"((?:[\w.-]+:)?{_NAME}\.{_NAME}\.{_NAME})(?:@({_MOMENT}))?(?:\s+WHERE\s+(\S.*))?",
+    re.IGNORECASE | re.DOTALL,
 )
 _QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from shardline.components.preprocess.example import Kind
 from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.formats import (
     Block,
@@ -78,6 +79,7 @@ class Scan:
         forms: How values of text become those of the type, by column.
         blocks: Rows that can be read apart from the others; none where that is not known.
         rows: Number of rows; 0 where that is not known.
+        stored: Kinds of the features of a tf.train.Example that have a value.
     """
 
     types: dict[str, str]
@@ -86,6 +88,7 @@ class Scan:
     forms: dict[str, Form] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     rows: int = 0
+    stored: dict[str, Kind] = field(default_factory=dict)
 
 
 def kind_of(kind: Any) -> str:
@@ -235,7 +238,7 @@ class ColumnScan:
 
 def override_type(kind: str, override: str) -> str:
     """Returns the type of a column that a file or a database declares, with an override of `COLUMN_TYPES`."""
-    fits = kind in COLUMN_TYPES.values() or override == "text"
+    fits = kind in ("string", "int64", "float32") or override == "text"
     return COLUMN_TYPES.get(override, kind) if fits else kind
 
 

@@ -24,9 +24,9 @@ _MARKERS = (
     "nil", "Null", "missing", "Missing", "unknown", "Unknown", "\\N", "#N/A!", "#DIV/0!", "#VALUE!", "#REF!",
 )  # fmt: skip
 
-# Texts that a number would change: a leading zero, a plus (but +1.5 %), a prefix, 12E4 (programs write 1e-05,
-# 1e+20 or 1.0E20), and in a column of floats digits beyond 64 bits.
-_CODE = r"^(\+[^%]*$|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
+# Texts that a number would change: a leading zero, a plus (but +1.5 %), a prefix, and in a column of floats
+# digits beyond 64 bits; and 12E4, unless there are numbers with a point (programs write 1e-05 or 1e+20).
+_CODE, _POWER = r"^(\+[^%]*$|-?0[0-9xX])", r"^-?[0-9]+[eE][0-9]+$"
 _LONG_CODE = rf"{_CODE}|^-?[0-9]{{19,}}$"
 
 # A reading that misses more than this share of the values is given up after so many; up to the share `_RARE`
@@ -62,6 +62,9 @@ _NAMED_DATE = re.compile(
 _TIME_NAME = re.compile(r"(?i)(?:^|_)(?:at|ts)(?:$|_)|time|date|(?-i:At$)")
 _EPOCH = (631_152_000, 4_102_444_800)
 _EPOCH_UNITS = {"s": 10**6, "ms": 1000, "us": 1}
+
+# Beginnings of the formats of dates of which a setting says the order.
+_ORDERS = {"day-first": "%d", "month-first": "%m"}
 
 _DATE_PARTS = {"year": "year", "month": "month", "weekday": "day_of_week"}
 #: Parts of times that are features, and their functions in pyarrow.compute, by the type of the column.
@@ -173,8 +176,8 @@ class TextScan:
         self._kind, self._readings = "int64", [_Reading(Form("float32", decimal)) for decimal in ".,"]
         self._rows = self._values = self._least = self._largest = self._marked = 0
         # Whether some texts have spaces around them, or say that there is no value.
-        self._has_gaps = self._is_padded = self._like_numbers = False
-        self._code = self._marker = ""
+        self._has_gaps = self._is_padded = self._like_numbers = self._has_point = False
+        self._code = self._power = self._marker = ""
         self._separated = ""  # first value with a point or a comma
         self._first = (0, "")  # row and value of the first that there is
         self._other = (0, "")  # row and value of the first that is no whole number
@@ -196,6 +199,8 @@ class TextScan:
             self._refuse("whole number", self._other if self._kind else self._best().first)
         if self.override == "number" and form.kind != "float32":
             self._refuse("number", self._best().first)
+        if self.override in _ORDERS and form.kind != "time":
+            self._refuse(f"date, {self.override}", self._best().first if self._best().misses else self._first)
         return replace(form, has_gaps=self._has_gaps)
 
     def _add(self, text: Any) -> None:
@@ -269,12 +274,16 @@ class TextScan:
     def _find_code(self, values: Any) -> None:
         import pyarrow.compute as pc
 
+        if not self._has_point and self._kind != "int64":
+            self._has_point = bool(pc.any(pc.match_substring_regex(values, "[.,]")).as_py())
         best = self._best()
         is_number = self._kind or (best.form.decimal and best.misses <= _MISSES * self._values)
         if not self.override and is_number and len(likely := _likely_codes(values)):
             pattern = _CODE if self._kind == "int64" else _LONG_CODE
             if len(codes := likely.filter(pc.match_substring_regex(likely, pattern))):
                 self._code, self._is_open = codes[0].as_py(), False
+            if not self._power and len(codes := likely.filter(pc.match_substring_regex(likely, _POWER))):
+                self._power = codes[0].as_py()
 
     def _add_readings(self, sample: Sequence[str]) -> None:
         """Adds the units and the formats of times that the first values have."""
@@ -293,8 +302,9 @@ class TextScan:
                     replace(each if is_currency else missed, form=replace(each.form, unit=unit))
                     for each in plain
                 ]
-        if not self._said:
-            likely = [each for each, count in formats.items() if 2 * count > len(sample)]
+        if self._said in ("", *_ORDERS):
+            first = _ORDERS.get(self._said, "")
+            likely = [each for each, n in formats.items() if 2 * n > len(sample) and each.startswith(first)]
             new += [replace(missed, form=Form("time", time_format=each)) for each in likely]
         self._readings += [reading for reading in new if reading.form not in known]
         self._like_numbers = sum(map(bool, map(_LIKE_NUMBER.fullmatch, sample))) > 0.9 * len(sample)
@@ -305,8 +315,8 @@ class TextScan:
     def _find(self) -> Form:
         if self._said == "text" or (self._marked and not self._values and not self._said):
             return Form("string")
-        if self._code:
-            why = f"since it has {short(self._code)}, which a number would change"
+        if code := self._code or ("" if self._has_point else self._power):
+            why = f"since it has {short(code)}, which a number would change"
             instead = f"{self._option('number')} makes it a number"
             return Form("string", note=f"{self._column} is text, {why}; {instead}")
         if self._kind == "int64":
@@ -338,7 +348,9 @@ class TextScan:
         if form.kind == "time" and len(forms) > 1:
             dates = f"has dates such as {short(self._other[1])}"
             why = f"{dates}, where the day or the month may be first in all rows"
-            instead = f"write them as 2024-12-31, or say that they are text: {self._option('text')}"
+            instead = (
+                f"write them as 2024-12-31, or say which: {self._option('day-first, month-first or text')}"
+            )
             return Form("string", fault=f"{self._column} {why}; {instead}")
         if form.kind == "time":
             return replace(form, note=self._note("times", _described(form.time_format)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from shardline.components.preprocess.example import decode
+from shardline.components.preprocess.example import KINDS, Kind, decode
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import (
@@ -65,27 +65,19 @@ class _FeatureScan:
 
     def __init__(self) -> None:
         self.kind, self.sizes, self.records, self.is_wide = "", set[int](), 0, False
-        self._first = ""
 
-    def add(self, name: str, lists: Any, place: str) -> None:
-        """Adds lists; SourceError if their values are of another type than those before."""
+    def add(self, lists: Any) -> None:
+        """Adds lists, whose values are of the type of those before."""
         import pyarrow.compute as pc
 
         values, sizes = lists.flatten(), pc.list_value_length(lists).drop_null()
         sizes = sizes.filter(pc.greater(sizes, 0))
         if not len(sizes):
             return
-        kind = _KINDS[str(values.type)]
-        if self.kind and kind != self.kind:
-            raise SourceError(
-                f"feature {printable(name)!r} is {kind} in {place}, and {self.kind} in {self._first}; make "
-                "them the same"
-            )
-        if not self.kind:
-            self.kind, self._first = kind, place
+        self.kind = _KINDS[str(values.type)]
         self.sizes.update(pc.unique(sizes).to_pylist())
         self.records += len(sizes)
-        if kind == "int64" and not self.is_wide:
+        if self.kind == "int64" and not self.is_wide:
             self.is_wide = is_wide(*pc.min_max(values).as_py().values())
 
     def type(self, *, is_target: bool, has_gaps: bool) -> str:
@@ -114,17 +106,20 @@ class _ExampleColumns(TypedColumns):
         targets = {column for label in labels.parse(settings.label) for column in label.columns}
         targets = targets or {settings.features.get(LABEL, LABEL)}
         found, blocks, rows, fault = dict[str, _FeatureScan](), list[Block](), 0, ""
+        stored = dict[str, Kind]()
         sound_rows = 0
         for file, first, records in self._chunks():
             sound = [record.data for record in records if isinstance(record, Record)]
-            columns, faults = decode(sound)
+            # Most of the first records decide; another kind is a fault of the others.
+            columns, faults = decode(sound, stored)
             blocks.append(Block(len(blocks), 1, first))
             rows += len(records)
             sound_rows += len(sound) - len(faults)
             for reason in faults.values():
                 fault = fault or f"{file.path!r} has a record that cannot be read: {reason}"
             for name, lists in columns.items():
-                found.setdefault(name, _FeatureScan()).add(name, lists, f"{file.path} record {first}")
+                found.setdefault(name, _FeatureScan()).add(lists)
+            stored = {name: KINDS[feature.kind] for name, feature in found.items() if feature.kind}
         if not found:
             raise SourceError(fault or f"there is no record in {self._files[0].path!r}")
         gaps = {name for name, feature in found.items() if feature.records < sound_rows}
@@ -139,7 +134,7 @@ class _ExampleColumns(TypedColumns):
             wanted = {"key", self._image, *settings.features.values(), *targets, settings.split_by_time}
             types = {name: kind for name, kind in types.items() if name in wanted}
         wide = tuple(name for name, feature in found.items() if feature.is_wide)
-        return Scan(types, tuple(gaps), wide, blocks=tuple(blocks), rows=rows)
+        return Scan(types, tuple(gaps), wide, blocks=tuple(blocks), rows=rows, stored=stored)
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row and file by file; or of some batches."""
@@ -166,7 +161,7 @@ class _ExampleColumns(TypedColumns):
             index: record.reason for index, record in enumerate(records) if isinstance(record, BadRecordError)
         }
         data = [b"" if index in faults else record.data for index, record in enumerate(records)]
-        found, wrong = decode(data)
+        found, wrong = decode(data, self.scan.stored)
         faults = wrong | faults
         columns = dict[str, Any]()
         for name in names:
