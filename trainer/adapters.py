@@ -235,16 +235,15 @@ class BatchSequence:
         first, rest = divmod(start, in_epoch) if in_epoch else (0, start)
         if start:
             progress.report("train", f"skipping {start:,} batch{'es' * (start > 1)} of {self._name}")
+        whole = no_autograph(lambda number: self._epoch(number))
         if not in_epoch and not endless:  # an epoch may have fewer batches than are skipped
-            all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(
-                no_autograph(lambda number: self._epoch(number))
-            )
+            all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(whole)
             return _in_order(elements(all_batches, start, -1, self._source.watch))
         now = tf.data.Dataset.range(first, first + 1)
         batches = now.flat_map(no_autograph(lambda number: self._epoch(number, rest)))
         if not endless or self._restart:
             others = tf.data.Dataset.range(first + 1, _UNLIMITED_EPOCHS)
-            batches = batches.concatenate(others.flat_map(no_autograph(lambda number: self._epoch(number))))
+            batches = batches.concatenate(others.flat_map(whole))
         return _in_order(self._source.after(first, batches))
 
     def _epoch(self, number: tf.Tensor, first: int = 0, count: int = -1) -> tf.data.Dataset:

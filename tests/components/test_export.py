@@ -27,7 +27,7 @@ from shardline.components.validate.export.signatures import ServedModel
 from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.base.settings import MODEL_FILE
 from shardline.trainer.data.examples import describe, parse_batch
-from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
+from shardline.trainer.keras_compat.tensorflow_internals import check_operations, check_saved_model
 from shardline.trainer.loop.build import build
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 

@@ -165,17 +165,14 @@ _INTERVAL_SECONDS = 2.0
 
 
 class Meter:
-    """Reports records (or another `unit`), bytes, rates and the remaining time about every two seconds.
+    """Reports records, bytes, rates and the remaining time about every two seconds.
 
     The verb, in the past tense, says what happens to the records; a total of 0 means unknown.
     """
 
-    def __init__(
-        self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess", unit: str = "records"
-    ) -> None:
+    def __init__(self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess") -> None:
         self._verb = verb
         self._topic = topic
-        self._unit = unit
         self._total = total
         self._done = self._bytes = 0
         self._rejected = rejected
@@ -204,4 +201,4 @@ class Meter:
             parts.append(f"{self._done / total:.0%}, {left} left")
         if self._rejected:
             parts.append(f"{self._rejected:,} rejected")
-        advance(self._topic, self._done, total, self._unit, ", ".join(parts))
+        advance(self._topic, self._done, total, "records", ", ".join(parts))

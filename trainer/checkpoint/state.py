@@ -238,23 +238,24 @@ class CallbackStates:
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
-        prefix: str = "",
+        chief_callbacks: Sequence[keras.callbacks.Callback] = (),
         variables: Iterable[keras.Variable] = (),
     ):
-        """Takes callbacks; their states are named by prefix, class and number.
+        """Takes callbacks of every replica, and of the chief; their states are named by class and number.
 
         `variables` are saved with the model, and not again where an attribute is one of them.
         """
         self._known = {id(variable) for variable in variables}
         # Digests of the attributes that cannot be kept, and those that training has been found to change.
         self._digests: dict[str, str] = {}
+        #: Attributes, CLASS.NAME, that training has changed and that no checkpoint can keep.
         self.lost: set[str] = set()
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
         count: Counter[str] = Counter()
-        for callback in callbacks:
+        for callback in (*callbacks, *chief_callbacks):
             if not isinstance(callback, keras.callbacks.TensorBoard):  # it holds files and a profiler
-                kind = type(callback).__name__
-                self._callbacks[f"{prefix}{kind}/{count[kind]}"] = callback
+                kind = f"{'chief/' if callback in chief_callbacks else ''}{type(callback).__name__}"
+                self._callbacks[f"{kind}/{count[kind]}"] = callback
                 count[kind] += 1
         self._initial = {
             name: {key: value.copied() for key, value in self._state(name, callback).items()}
@@ -404,13 +405,7 @@ class TrainingState:
         sums = {id(variable) for variable in accumulators(model)}
         self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}
         saved = self._variables.values()
-        self._callbacks = CallbackStates(callbacks, variables=saved)
-        self._chief_callbacks = CallbackStates(chief_callbacks, "chief/", saved)
-
-    @property
-    def lost(self) -> set[str]:
-        """Attributes of callbacks, CLASS.NAME, that training has changed and that no checkpoint can keep."""
-        return self._callbacks.lost | self._chief_callbacks.lost
+        self.callbacks = CallbackStates(callbacks, chief_callbacks, saved)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -433,8 +428,7 @@ class TrainingState:
         In memory of the host a variable is not copied: TensorFlow does that before it is next updated, while
         its tensor is in use. A snapshot that is not `whole` lacks the variables that all replicas share.
         """
-        callbacks, callback_arrays = self._callbacks.capture()
-        chief_callbacks, chief_arrays = self._chief_callbacks.capture()
+        callbacks, callback_arrays = self.callbacks.capture()
         own = dict(zip(self._own, self._read_own(), strict=True))
         arrays = {
             name: own[name] if name in own else _on_host(variable)
@@ -447,12 +441,12 @@ class TrainingState:
         host = {
             "run": self.record,
             "replicas": self._model.distribute_strategy.num_replicas_in_sync,
-            "callbacks": callbacks | chief_callbacks,
+            "callbacks": callbacks,
             "stop_training": bool(self._model.stop_training),
             "logs": {name: np.asarray(value).tolist() for name, value in (logs or {}).items()},
             "seconds": seconds,
         }
-        return Snapshot(position, {**callback_arrays, **chief_arrays, **arrays}, host)
+        return Snapshot(position, {**callback_arrays, **arrays}, host)
 
     def first_not_finite(self, snapshot: Snapshot) -> str:
         """Returns the first trainable weight or optimizer's variable that is no longer finite, or ""."""
@@ -504,8 +498,7 @@ class TrainingState:
             sums = {name: np.asarray(values[name]) for name in self._sums}
             values |= {name: (sum_ * (before / now)).astype(sum_.dtype) for name, sum_ in sums.items()}
         self._assign(values)
-        for callbacks in (self._callbacks, self._chief_callbacks):
-            callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
+        self.callbacks.restore(snapshot.host["callbacks"], snapshot.arrays)
         self._model.stop_training = snapshot.host["stop_training"]
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:

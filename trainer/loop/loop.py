@@ -352,9 +352,9 @@ class Training:
             return
         self.checkpoints.wait()  # one snapshot is in memory at a time
         seconds, chief = self._seconds_before + time.monotonic() - self._started, self._run.cluster.is_chief
-        known = self.state.lost
+        known = set(self.state.callbacks.lost)
         snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds, whole=chief)
-        for name in sorted(self.state.lost - known) if chief else ():
+        for name in sorted(self.state.callbacks.lost - known) if chief else ():
             progress.report(
                 "train",
                 f"warning: {name} changes in training and cannot be kept in a checkpoint: a restart begins "

@@ -38,7 +38,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     short_message,
     wrapped_function,
 )
-from shardline.trainer.keras_compat.operations import check_operations
+from shardline.trainer.keras_compat.tensorflow_internals import check_operations
 
 #: Advice about a model that cannot be exported.
 TRAIN_WITHOUT_EXPORT = "to train it without an export, set allow_unexportable"
