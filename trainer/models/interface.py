@@ -329,7 +329,8 @@ def read_interface(
     labels, order, shapes = list(dataset.labels.values()), tuple[str, ...](), dict[str, Any]()
     with contextlib.suppress(ModelError):  # a model that is not to be exported
         outputs = _probe(model, dataset, None)
-        shapes = {name: each.shape for name, each in outputs_by_label(model, outputs, labels).items()}
+        named = outputs_by_label(model, outputs, labels)
+        shapes = {name: getattr(each, "shape", ()) for name, each in named.items()}
         order = tuple(output_order(model, [*shapes])) if isinstance(outputs, list | tuple) else ()
     losses = by_label(model, getattr(model, "loss", None), labels, compiled_losses(model))
     metrics = by_label(model, passed_metrics(model), labels, compiled_metrics(model))
