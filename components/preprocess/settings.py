@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
-from shardline.trainer.base.deserialize import Count, Natural, Within, check_types
+from shardline.trainer.base.deserialize import Count, Natural, Rule, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, Label
 from shardline.trainer.data.manifest import SPLITS
@@ -18,6 +18,7 @@ from shardline.trainer.data.manifest import SPLITS
 SMALLEST, LARGEST = 4, 4096
 
 # More than a million, or a thousand processes, is a typo that would take all memory.
+_COLUMN = Rule(f"one of {', '.join(COLUMN_TYPES)}", COLUMN_TYPES.__contains__)
 _MOST_SHARDS, _MOST_PROCESSES = Within(1, 1_000_000), Within(0, 1_024)
 
 
@@ -39,7 +40,8 @@ class PreprocessSettings:
     )
     label: Annotated[str, "Column to predict: regression:fare, class:species, multilabel:tags."] = ""
     columns: Annotated[
-        Mapping[str, str], "Types of columns: text, integer, number, or of dates day-first, month-first."
+        Mapping[str, Annotated[str, _COLUMN]],
+        "Types of columns: text, integer, number, or of dates day-first, month-first.",
     ] = field(default_factory=dict)
     image_size: Annotated[int, "Side of stored images in pixels; 0 keeps them."] = 0
     resize_mode: Annotated[Literal["crop", "pad", "stretch"], "How an image becomes square."] = "crop"
@@ -86,12 +88,6 @@ class PreprocessSettings:
         if min(self.split.values()) <= 0 or not math.isclose(sum(self.split.values()), 1.0):
             raise SettingsError(f"shares of split must be above 0 and add up to 1, got {dict(self.split)}")
         labels.parse(self.label)
-        for column, kind in self.columns.items():
-            if kind not in COLUMN_TYPES:
-                raise SettingsError(
-                    f"columns has the unknown type {kind!r} for {column!r}; "
-                    f"there are {', '.join(COLUMN_TYPES)}"
-                )
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
             raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")

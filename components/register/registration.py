@@ -13,7 +13,7 @@ from shardline.components.runs import on_platform
 from shardline.components.text import quality
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, call_api
-from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.progress import fact, report
 
@@ -21,21 +21,9 @@ from shardline.trainer.base.progress import fact, report
 PIPELINE_LABEL = "shardline-pipeline"
 #: The platform inserts texts between the quotes of JSON unescaped.
 _TEXT = forms.Form(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
-_OPTIONAL = {
-    "endpoint": forms.ENDPOINT,
-    "parent_model": forms.MODEL,
-    "accelerator_type": _TEXT,
-    "service_account": _TEXT,
-}
+#: The same, which must be there.
+_NAME = Annotated[str, Rule(_TEXT.description, _TEXT.fits)]
 _SERVED_NAME = "model"
-
-
-def _check_texts(settings: Deploy | ModelUpload) -> None:
-    for name, value in vars(settings).items():
-        form = _OPTIONAL.get(name, _TEXT)
-        if isinstance(value, str) and (value or name not in _OPTIONAL) and not form.fits(value):
-            raise SettingsError(f"{name} must be {form.description}, got {value!r}")
-    check_types(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +33,19 @@ class Deploy:
     settings/vertex.toml.example explains the fields; `endpoint` "" makes a new endpoint in each run.
     """
 
-    machine_type: str
-    endpoint: str = ""
-    accelerator_type: str = ""
-    accelerator_count: int = 0
-    min_replica_count: int = 1
-    max_replica_count: int = 1
-    service_account: str = ""
+    machine_type: _NAME
+    endpoint: Annotated[str, forms.ENDPOINT] = ""
+    accelerator_type: Annotated[str, _TEXT] = ""
+    accelerator_count: Natural = 0
+    min_replica_count: Count = 1
+    max_replica_count: Count = 1
+    service_account: Annotated[str, _TEXT] = ""
 
     def __post_init__(self) -> None:
-        _check_texts(self)
+        check_types(self)
         if bool(self.accelerator_type) != (self.accelerator_count > 0):
             raise SettingsError("accelerator_type and accelerator_count go together; set both or neither")
-        if not 1 <= self.min_replica_count <= self.max_replica_count:
+        if self.min_replica_count > self.max_replica_count:
             raise SettingsError(f"min_replica_count is 1 to max_replica_count, got {self.min_replica_count}")
 
 
@@ -68,13 +56,13 @@ class ModelUpload:
     `parent_model` "" registers a new model with each upload.
     """
 
-    display_name: Annotated[str, forms.DISPLAY_NAME]
-    serving_image_uri: Annotated[str, forms.IMAGE]
-    parent_model: str = ""
+    display_name: Annotated[_NAME, forms.DISPLAY_NAME]
+    serving_image_uri: Annotated[_NAME, forms.IMAGE]
+    parent_model: Annotated[str, forms.MODEL] = ""
     tags: forms.Tags = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_texts(self)
+        check_types(self)
 
 
 def register_model(exported: Path, champion_uri: str, run: str = "") -> None:

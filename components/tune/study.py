@@ -74,7 +74,7 @@ class StudyParameter:
         return {"parameter_id": self.name, f"{self.type}_value_spec": values, **scale}
 
     def _error(self, text: str) -> SettingsError:
-        return SettingsError(f"parameter {self.name}: {text}")
+        return SettingsError(f"{self.name}: {text}")
 
 
 def read_value(kind: str, text: str) -> float | int | str | bool:

@@ -71,6 +71,13 @@ def argv(container: Mapping[str, Any]) -> list[str]:
     return [part for part in parts if isinstance(part, str)]
 
 
+def launcher_type(container: Mapping[str, Any]) -> str:
+    """Returns what a launcher of Google's starts, its --type such as "CustomJob"; "" for other containers."""
+    parts = argv(container)
+    is_launcher = any(part.startswith("google_cloud_pipeline_components.container.") for part in parts)
+    return parts[parts.index("--type") + 1] if is_launcher and "--type" in parts[:-1] else ""
+
+
 def whole_number(value: Any) -> int | None:
     """Returns a whole number, which may be written 3, 3.0 or "3", and None for everything else.
 

@@ -15,7 +15,7 @@ from shardline.components.vertex.payload import (
     ANY,
     JobSpec,
     PoolSpec,
-    argv,
+    launcher_type,
     list_at,
     literal_string,
     mapping_at,
@@ -279,10 +279,6 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(restore_integers(value))
 
 
-_LAUNCHER = "google_cloud_pipeline_components.container."
-_TYPES = ("CustomJob", "HyperparameterTuningJob")
-
-
 def fill(template: str, task: Task) -> str:
     """Returns a template with the known parameters of the task filled in, as the platform does it.
 
@@ -311,11 +307,11 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
 
 def payload_of(container: Mapping[str, Any]) -> str:
     """Returns the --payload of a container that launches a custom job; "" for any other container."""
-    args = list_at(container, "args")
-    launches = any(part.startswith(_LAUNCHER) for part in argv(container))
-    if not launches or "--payload" not in args[:-1] or not set(_TYPES) & set(args):
-        return ""
-    return str(args[args.index("--payload") + 1])
+    args, is_job = (
+        list_at(container, "args"),
+        launcher_type(container) in ("CustomJob", "HyperparameterTuningJob"),
+    )
+    return str(args[args.index("--payload") + 1]) if is_job and "--payload" in args[:-1] else ""
 
 
 def flatten(argument: str, task: Task) -> str:

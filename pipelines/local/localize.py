@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardline.components.vertex.payload import list_at, mapping_at
+from shardline.components.vertex.payload import launcher_type, list_at, mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
@@ -30,18 +30,11 @@ from shardline.pipelines.local.process import start
 from shardline.pipelines.spec import all_tasks
 from shardline.trainer.base.errors import PipelineError
 
-_GOOGLE = "google_cloud_pipeline_components.container"
-_GCPC = f"{_GOOGLE}.v1"
-#: Names of stubs, by the launcher's module that they replace.
-_STUBS = {
-    f"{_GCPC}.custom_job.launcher": "CustomJob",
-    f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
-    f"{_GCPC}.model.upload_model.launcher": "UploadModel",
-    f"{_GCPC}.endpoint.create_endpoint.launcher": "CreateEndpoint",
-    f"{_GCPC}.endpoint.deploy_model.launcher": "DeployModel",
-    f"{_GCPC}.batch_prediction_job.launcher": "BatchPredictionJob",
-    f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
-}
+#: Launchers that have a stub.
+_STUBS = (
+    *("CustomJob", "HyperparameterTuningJob", "UploadModel", "CreateEndpoint", "DeployModel"),
+    *("BatchPredictionJob", "VertexNotificationEmail"),
+)
 _STUB_COMMAND = ("python3", "-u", "-m", start.STUBS_MODULE)
 
 _LOCAL_VALUES = {
@@ -109,7 +102,7 @@ def localize(
 
 def stub_name(container: Mapping[str, Any]) -> str:
     """Returns the name of the stub for the launcher that a container runs; "" for none."""
-    return next((_STUBS[part] for part in list_at(container, "command") if part in _STUBS), "")
+    return name if (name := launcher_type(container)) in _STUBS else ""
 
 
 def _adapt_tasks(local: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -191,7 +184,7 @@ def _why_not_runnable(container: Mapping[str, Any]) -> str:
         return ""
     packages, command = split_installation(list_at(container, "command"))
     argv = [*command, *list_at(container, "args")]
-    if any(part.startswith(_GOOGLE) for part in argv):
+    if any(part.startswith("google_cloud_pipeline_components.container") for part in argv):
         return "calls the platform through a launcher of Google's that has no stub here"
     if command[:3] == ["python3", "-m", EXECUTOR]:
         return f"has its code in the image {image} only"

@@ -1,6 +1,7 @@
 """The tuning pipeline: what is in it, that it is up to date, and what it refuses."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def compiled(environment):
 
 def tasks(spec):
     """Returns the tasks inside the exit handler."""
-    (name,) = [name for name in spec["components"] if name.startswith("comp-exit-handler")]
+    (name,) = [name for name in spec["components"] if re.fullmatch(r"comp-exit-handler-\d+", name)]
     return spec["components"][name]["dag"]["tasks"]
 
 
