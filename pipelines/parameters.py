@@ -19,7 +19,7 @@ from shardline.components.changes.detection import fill_in_date, read_settings
 from shardline.components.code import is_own
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import check_form, is_plugin, open_source
+from shardline.components.preprocess.sources import is_plugin, open_source
 from shardline.components.runs import Run, RunDirectory
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import OPTIONS
@@ -219,8 +219,6 @@ def check_values(
         SourceError, ModelError: When there is no such source or model.
     """
     data, training, gate = _settings(parameters)
-    if known := data.known_labels:
-        gate.for_labels(known)
     function = plugins.import_string(training.model)
     absent = packed if here else None
     _check_plugin(function, "model", ModelError, absent)
@@ -233,7 +231,6 @@ def check_values(
                 "or a directory with checkpoints as continue_run"
             )
     source = parameters["source"]
-    check_form(source)
     fill_in_date(source, datetime.datetime.now(datetime.UTC))
     # {date} is known at run time only, and a bucket may not be accessible from this machine.
     is_remote = any(part in source for part in ("{date", "{last ", "://", ":/gcs/"))

@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo
 from shardline.components.model_store import BLESSING_FILE, Verdict, champions, read_part
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
+from shardline.components.preprocess.sources import bigquery, check_form, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
 from shardline.components.storage import (
     File,
@@ -232,12 +232,18 @@ class Changes(NamedTuple):
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[PreprocessSettings, TrainSettings, Gate]:
-    """Returns the settings of all steps from parameters of `detect_changes`; SettingsError for wrong ones."""
-    return (
-        read_options(PreprocessSettings, values, "data_options"),
-        read_training(values, "train_options"),
-        read_options(Gate, values, "gate_options"),
-    )
+    """Returns the settings of all steps from parameters of `detect_changes`.
+
+    Raises SettingsError for wrong ones, SourceError or ModelError for an unknown form of source or model.
+    """
+    data = read_options(PreprocessSettings, values, "data_options")
+    training = read_training(values, "train_options")
+    gate = read_options(Gate, values, "gate_options")
+    check_form(data.source)
+    plugins.import_string(training.model)
+    if known := data.known_labels:
+        gate.for_labels(known)
+    return data, training, gate
 
 
 def detect_changes(*, history_uri: str, force: bool, scheduled: str, created: str, **given: Any) -> Changes:
@@ -309,17 +315,15 @@ def _check_export(formats: Sequence[str], data: PreprocessSettings) -> None:
 
 
 def _check_rules(gate: Gate, data: PreprocessSettings) -> None:
-    """Refuses a rule about a metric that the labels do not have, if they are known before preprocessing."""
-    known = data.known_labels
-    if not known and gate.rules:
+    """Refuses a rule about a metric that the labels of a table or a plug-in do not have."""
+    # Other sources are read from end to end for their labels.
+    is_known = data.source.startswith("table:") or is_plugin(data.source)
+    if is_known and gate.rules and not data.known_labels:
         from shardline.components.preprocess.plan.survey import check_labels
 
-        # Other sources are read from end to end for their labels.
-        if data.source.startswith("table:") or is_plugin(data.source):
-            with plugins.calling("the source failed", SourceError):
-                known = check_labels(open_source(data, schema.read(data.schema) if data.schema else None))
-    if known:
-        gate.for_labels(known)
+        with plugins.calling("the source failed", SourceError):
+            labels = check_labels(open_source(data, schema.read(data.schema) if data.schema else None))
+        gate.for_labels(labels)
 
 
 def open_history(uri: str) -> Storage:

@@ -10,14 +10,13 @@ from typing import Any
 
 from shardline.components.changes.detection import plugins_of, read_settings
 from shardline.components.code import files_of, is_own
-from shardline.components.preprocess.sources import check_form
 from shardline.components.text import enumerate_names
 from shardline.pipelines.check.pipeline import Aim, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import check_parameters, check_values, convert
 from shardline.pipelines.spec import OWN_PIPELINES
 from shardline.trainer.base.errors import ShardlineError
-from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
+from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
 
 
 @rules(Pipeline)
@@ -78,8 +77,6 @@ def settings(task: Task) -> Found:
             given[options if name == "options" else name] = value
     try:
         read_settings(given)
-        check_form(given["source"])
-        import_string(given["model_function"])
     except ShardlineError as error:
         yield "SL613", error.line.replace(options, "options") if options else error.line
 
