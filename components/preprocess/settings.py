@@ -17,8 +17,8 @@ from shardline.trainer.data.manifest import SPLITS
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
 
-# More than a million, or a thousand processes, is a typo that would take all memory.
 _COLUMN = Rule(f"one of {', '.join(COLUMN_TYPES)}", COLUMN_TYPES.__contains__)
+# More than a million, or a thousand processes, is a typo that would take all memory.
 _MOST_SHARDS, _MOST_PROCESSES = Within(1, 1_000_000), Within(0, 1_024)
 
 

@@ -107,7 +107,7 @@ def read_options(kind: type[_T], values: Mapping[str, Any], name: str, **given: 
     These are parameters, whose whole floats become integers; the fields `given` are neither. Raises
     SettingsError as `read`, and for an option that has a value of its own.
     """
-    own, options = own_fields(kind, values), values[name]
+    own, options = {key: values[key] for key in field_types(kind) if key in values}, values[name]
     if not isinstance(options, Mapping):
         raise SettingsError(f"{name} must be a mapping, got {options!r}")
     if twice := next((key for key in options if key in own), ""):
@@ -189,11 +189,6 @@ def _annotated_types(kind: Any) -> Mapping[str, Any]:
     return {item.name: hints[item.name] for item in fields(kind)}
 
 
-def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values whose keys are fields of a dataclass."""
-    return {name: values[name] for name in field_types(kind) if name in values}
-
-
 def restore_integers(value: Any) -> Any:
     """Returns a JSON value with whole floats as integers, at every level.
 
@@ -242,10 +237,10 @@ def convert(kind: Any, value: Any, name: str, *, strict: bool = True) -> Any:
         items = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
         kind = inner[1]
         return {key: convert(kind, item, f"{name}.{printable(key)}", strict=strict) for key, item in items}
-    return __convert_scalar(kind, value, name, strict)
+    return _convert_scalar(kind, value, name, strict)
 
 
-def __convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
+def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return value if strict else float(value)  # as a person wrote it: 1, not 1.0
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
