@@ -80,10 +80,12 @@ def evaluate(
     whole = replace(whole, metrics={**whole.metrics, "examples": whole.examples})
     if champion is None:
         return whole
-    leads, best = _leads(whole, outcomes, champion), {}
-    for name, lead in _leads(whole, outcomes, best or {}).items():
-        best[name] = BestLead("best", 8, whole.metrics.get(name, 0.0) - lead.difference, lead)
-    return replace(whole, champion=evaluate(champion), leads=leads, best=best)
+    over_best = {
+        name: BestLead("best", 8, whole.metrics.get(name, 0.0) - lead.difference, lead)
+        for name, lead in _leads(whole, outcomes, best or {}).items()
+    }
+    leads = _leads(whole, outcomes, champion)
+    return replace(whole, champion=evaluate(champion), leads=leads, best=over_best)
 
 
 def _leads(

@@ -230,6 +230,7 @@ def test_trials_unpack_the_code_of_the_task_that_has_planned_them(
         max_trial_count=1,
         trial_epochs=1,
         model_function="leafnet.model:build",
+        options={},
     )
     (argument,) = json.loads(job.worker_pool_specs)[0]["container_spec"]["args"]
     monkeypatch.setenv(code.VARIABLE, "")

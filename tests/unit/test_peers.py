@@ -16,6 +16,7 @@ from shardline.trainer.cluster import peers, ring
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health, Peers
 from shardline.trainer.cluster.ring import LostPeerError
+from shardline.trainer.keras_compat import tensorflow_internals
 from tests.helpers.replicas import free_ports
 
 
@@ -257,7 +258,7 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     """Silent once in each of two waits, an hour apart: between them it must have answered."""
     now = 5.0
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(peers, "check_peer", late)
+    monkeypatch.setattr(tensorflow_internals, "check_peer", late)
     chief, _ = clusters(free_ports(2))
     health = Health(chief, peer_timeout=60.0)
     health.check(began=0.0)
@@ -273,7 +274,7 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
 def test_a_worker_that_waits_asks_the_other_workers_too(monkeypatch):
     """One that hangs is known by its silence alone, and all must name it."""
     asked = []
-    monkeypatch.setattr(peers, "check_peer", lambda task, timeout_ms: asked.append(task))
+    monkeypatch.setattr(tensorflow_internals, "check_peer", lambda task, timeout_ms: asked.append(task))
     _, worker, _ = clusters(free_ports(3))
     Health(worker, peer_timeout=60.0).check(began=0.0)
 
@@ -305,8 +306,8 @@ def test_a_lost_peer_is_noticed_with_connections_that_grow_as_the_processes(monk
     aborted, told = threading.Semaphore(0), []
     listeners = [Listener() for _ in range(8)]
     monkeypatch.setattr(peers, "_WATCH_INTERVAL_S", 0.05)
-    monkeypatch.setattr(peers, "abort_collectives", lambda reason: aborted.release())
-    monkeypatch.setattr(peers, "abort_peers", lambda reason: told.append(reason))
+    monkeypatch.setattr(tensorflow_internals, "abort_collectives", lambda reason: aborted.release())
+    monkeypatch.setattr(tensorflow_internals, "abort_peers", lambda reason: told.append(reason))
     members = clusters([listener.server.getsockname()[1] for listener in listeners])
     with contextlib.ExitStack() as stack:
         for member in members:
