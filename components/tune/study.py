@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from shardline.components.train.settings import can_be_tuned, read_training
 from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import code, files
-from shardline.trainer.base.deserialize import Count, Natural, check_types, read, restore_integers
+from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types, read, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
@@ -33,7 +33,7 @@ _PLACEHOLDER = re.compile(r"\{\{\$(?!\.pipeline_\w+\}\})|\{\{channel:")
 class StudyParameter:
     """A parameter of the search, [[parameter]] of a study file, as settings/tune.toml shows."""
 
-    name: str
+    name: Annotated[str, Rule("a word as in learning_rate", str.isidentifier)]
     type: Literal["double", "integer", "discrete", "categorical"]
     min: float | None = None
     max: float | None = None
@@ -41,8 +41,6 @@ class StudyParameter:
     scale: Literal["", "linear", "log", "reverse_log"] = ""
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise SettingsError(f"a parameter's name is a word as in learning_rate, got {self.name!r}")
         low, high, values = self.min, self.max, list(self.values)
         if self.type in ("double", "integer"):
             if low is None or high is None or values:
@@ -109,7 +107,9 @@ class Study:
     The fields are the keys of a study file, which settings/tune.toml explains.
     """
 
-    metric: str
+    metric: Annotated[
+        str, Rule("a metric of the trainer as in val_loss", lambda text: len(text.split()) == 1)
+    ]
     parameter: tuple[StudyParameter, ...] = ()
     goal: Literal["maximize", "minimize"] = "maximize"
     max_trial_count: Count = 10
@@ -121,8 +121,6 @@ class Study:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if len(self.metric.split()) != 1:
-            raise SettingsError(f"metric must be a metric of the trainer as in val_loss, got {self.metric!r}")
         if self.parallel_trial_count > self.max_trial_count:
             raise SettingsError(
                 f"parallel_trial_count {self.parallel_trial_count} is more than max_trial_count "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from shardline.components.vertex import forms
 from shardline.components.vertex.payload import mapping_at
-from shardline.trainer.base.deserialize import Count, Within, check_types
+from shardline.trainer.base.deserialize import Count, Rule, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
@@ -31,6 +31,7 @@ EMPTY_POOL: Mapping[str, Any] = {"replica_count": "0"}
 #: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
 _NOT_GCPC_ARGUMENTS = ("cluster", "num_retries", "tags", "extra")
 _RETRIES = Within(0, 10)
+_TIMEOUT = Rule(f"{forms.DURATION.description}, more than 0s", lambda text: bool(forms.seconds(text)))
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 
@@ -214,7 +215,7 @@ class TaskMachine:
     accelerator_type: str = ""
     accelerator_count: int = 0
     retries: Annotated[int, _RETRIES] = 2
-    timeout: str = "86400s"
+    timeout: Annotated[str, _TIMEOUT] = "86400s"
     cache: bool = True
 
     def __post_init__(self) -> None:
@@ -225,9 +226,6 @@ class TaskMachine:
             )
         if self.disk and not self.machine_type:
             raise SettingsError("disk needs a machine_type; set one instead of cpu and memory")
-        if not forms.seconds(self.timeout):
-            form = forms.DURATION.description
-            raise SettingsError(f"timeout must be {form}, more than 0s, got {self.timeout!r}")
 
     def uncached(self) -> TaskMachine:
         """Returns the machine without caching, for a task whose result depends on more than its inputs."""

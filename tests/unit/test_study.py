@@ -80,7 +80,7 @@ def test_a_run_may_ask_for_fewer_trials() -> None:
         ({"parameter": [RATE, RATE]}, "got twice: learning_rate"),
         ({"parameter": [{"type": "double"}]}, "parameter[0].name is missing"),
         ({"parameter": [{**RATE, "step": 1}]}, "unknown key parameter[0].step"),
-        ({"parameter": [{**RATE, "name": "learning-rate"}]}, "a parameter's name is a word"),
+        ({"parameter": [{**RATE, "name": "learning-rate"}]}, "name must be a word as in learning_rate"),
         ({"parameter": [{**RATE, "type": "float"}]}, "parameter[0].type must be 'double', 'integer'"),
         ({"parameter": [{**RATE, "min": 1}]}, "min must be below max, got 1 and 0.1"),
         ({"parameter": [{**RATE, "min": 0}]}, "scale log needs values above 0, got 0"),
