@@ -20,6 +20,7 @@ from shardline.components.changes.detection import (
     describe_changes,
     fill_in_date,
     in_zone,
+    record_dataset,
     run_time,
 )
 from shardline.components.runs import directory as run_directory
@@ -57,6 +58,15 @@ def photos(tmp_path):
 @pytest.fixture
 def history(tmp_path):
     return tmp_path / "history"
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    """The objects of a bucket, gs://bucket, and what becomes of the coming requests."""
+    objects, fates = {}, [""]
+    with fake_storage("bucket", objects, lambda _: fates[0]) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield objects, fates
 
 
 def known_as(found):
@@ -182,6 +192,22 @@ def test_other_settings_train_on_the_dataset_as_it_is(
     if reason:
         assert found.reason == reason
         assert known_as(found) == known_as(first)
+
+
+def test_a_history_in_a_bucket_needs_no_mount(photos, storage, tmp_path, events):
+    objects, fates = storage
+    first = train("gs://bucket/history", f"images:{photos}", tmp_path)
+    assert first.reason == "no run is recorded in gs://bucket/history"
+    record_dataset("/gcs/bucket/history", first.fingerprint, "gs://bucket/dataset")
+
+    assert not look("/gcs/bucket/history", f"images:{photos}").changed
+    kept = f"history/datasets/{known_as(first)}.json"
+    assert sorted(objects) == [kept, "history/latest.json"]
+    assert json.loads(objects[kept])["uri"] == "gs://bucket/dataset"
+    fates[0] = "before"
+    with pytest.raises(SystemExit):
+        look("gs://bucket/history", f"images:{photos}")
+    assert events[-1].text.startswith("cannot write gs://bucket/history/")
 
 
 def test_a_run_that_failed_is_not_remembered(photos, history):
