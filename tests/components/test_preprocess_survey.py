@@ -18,8 +18,8 @@ from tests.helpers.preprocessing import SOURCE, run
         ("yield example(0)", "key '0' occurs twice"),
         ("yield example(60, key=7)", "key 7 of an example"),
         ("yield example(60, key='')", "key '' of an example"),
-        ("yield example(60, label=2)", r"label 2 of '60' is out of range"),
-        ("yield example(60, label='yes')", "label 'yes' of '60' is not an integer"),
+        ("yield example(60, label=2)", "'60': label 'label' is 2, out of range 0..1"),
+        ("yield example(60, label='yes')", "'60': label 'label' is 'yes', not the index of a class"),
         ("yield example(60, split='dev')", "split 'dev' of '60'"),
         ("yield example(60, image='a.png')", "image '60' is a str"),
         (r"yield example(60, key='\ud800')", r"key '\\ud800' of an example cannot be encoded"),
@@ -85,7 +85,7 @@ def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "feature", ["'key', 'string'", "'age', 'uint8'", "'age', 'int64', (2, 2)", r"'a\nb', 'int64'"]
+    "feature", ["'key', 'string'", "'age', 'uint8'", "'age', 'int64', (2, 2)", r"'a\tb', 'int64'"]
 )
 def test_features_that_are_refused(source_module: Path, feature: str) -> None:
     features = f"features = [Feature({feature})]"

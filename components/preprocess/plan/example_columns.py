@@ -6,7 +6,6 @@ An image in memory is copied as soon as the source yields it, since the source m
 from __future__ import annotations
 
 import math
-import operator
 import reprlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from shardline.components.preprocess.plan.records import SOURCE_SPLITS
 from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.example import BadExample, Batch, Example, Span
 from shardline.trainer.base.errors import BadRecordError, SourceError, short
-from shardline.trainer.data.features import CLASS, LABEL, REGRESSION, Feature, Label, is_class
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
 
 # Python's types of a feature, and the form that a number must fit.
@@ -43,7 +42,6 @@ class ExampleColumns:
                 )
         self._labels, self._features = labels, features
         self._names = {feature.name for feature in features}
-        self._classes = len(labels[0].outputs) if is_class(labels) else None
         self._clear()
 
     def _clear(self) -> None:
@@ -58,8 +56,8 @@ class ExampleColumns:
 
     def add(self, found: Any) -> None:
         """Adds an Example; BadRecordError if it cannot be used, SourceError if it is none."""
-        example = check_example(found, self._classes)
-        values = {LABEL: example.label} if self._classes else self._targets(example)
+        example = _check_example(found)
+        values = self._targets(example)
         if self._names or example.features:
             values |= self._checked(example)
         image = example.image
@@ -138,8 +136,8 @@ def _kept(image: Any, name: str) -> Any:
     return encode_pixels(image, name) if hasattr(image, "dtype") else image
 
 
-def check_example(found: Any, classes: int | None) -> Example:
-    """Returns a valid example, whose label is one of `classes` classes, or of another kind (None)."""
+def _check_example(found: Any) -> Example:
+    """Returns an example with a key and a split that it may have."""
     if type(found) is not Example:
         if isinstance(found, BadExample):
             raise BadRecordError(found.name, found.reason)
@@ -147,37 +145,26 @@ def check_example(found: Any, classes: int | None) -> Example:
             f"the source yields a {type(found).__name__}, not an Example "
             "(shardline.components.preprocess.sources.example)"
         )
-    example: Example = found
-    name, label, split = example.key, example.label, example.split
-    if type(name) is not str or not name:
-        raise SourceError(f"key {name!r} of an example is not a text of at least one character")
-    if split not in SOURCE_SPLITS:
-        raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
-    if classes is None:
-        return example
-    if type(label) is not int:  # it may be an integer of another kind
-        try:
-            label = operator.index(label)
-        except TypeError:
-            raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
-        example = example._replace(label=label)
-    if not 0 <= label < classes:
+    if type(found.key) is not str or not found.key:
+        raise SourceError(f"key {found.key!r} of an example is not a text of at least one character")
+    if found.split not in SOURCE_SPLITS:
         raise SourceError(
-            f"label {label} of {name!r} is out of range 0..{classes - 1} of the {classes} classes"
+            f"split {found.split!r} of {found.key!r} is unknown; known: {', '.join(SPLITS)}, None"
         )
-    return example
+    return found
 
 
 def _store(label: Label, value: Any, name: str) -> Any:
     """Returns the value of a label as it is stored; BadRecordError for an invalid one."""
-    outputs, is_list = label.outputs, isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    outputs = label.outputs
     if label.kind == CLASS:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise BadRecordError(name, f"label {label.name!r} is {short(value)}, not the index of a class")
         index = value.__index__()
         if not 0 <= index < len(outputs):
-            raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(outputs) - 1}")
+            raise BadRecordError(name, f"label {label.name!r} is {index}, out of range 0..{len(outputs) - 1}")
         return index
+    is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     if label.kind == REGRESSION:
         values = value if is_list else [value]
         if len(values) != len(outputs):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import operator
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.example_columns import ExampleColumns
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator, ImagePosition
 from shardline.components.preprocess.plan.plan import Plan, Survey
-from shardline.components.preprocess.plan.records import HEAD, Records, SplitCodes, digests
+from shardline.components.preprocess.plan.records import HEAD, Numbers, Records, SplitCodes, digests
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.schema import Schema
@@ -147,25 +146,26 @@ def check_group(group: str, features: Sequence[Feature]) -> str:
     return group
 
 
-def example_group(value: Any, group: str, name: str) -> str:
-    """Returns the group of an example; BadRecordError if it has none."""
-    if value is None or value in ("", b"") or value != value:  # NaN is not itself
-        raise BadRecordError(name, f"has no value of {group!r}, by which examples are grouped")
+def group_name(value: Any) -> str:
+    """Returns the group of an example; "" if it has none."""
+    if value is None or value != value:  # NaN is not itself
+        return ""
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 class Targets:
-    """Counts the values of labels: of a class and of several names by output, of numbers the ends.
+    """Counts the values of labels.
 
-    `counts` has the number of examples by output, and for numbers the least and the largest, by label.
+    `counts` has by label the number of examples of each output; of numbers the largest, and of their
+    negatives, in two rows.
     """
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
-        self.counts: dict[str, list[list[float]]] = {
-            label.name: [[math.inf] * len(label.outputs), [-math.inf] * len(label.outputs)]
+        self.counts: dict[str, Numbers] = {
+            label.name: np.full((2, len(label.outputs)), -np.inf)
             if label.kind == REGRESSION
-            else [[0.0] * len(label.outputs)]
+            else np.zeros(len(label.outputs), np.int64)
             for label in labels
         }
 
@@ -173,34 +173,30 @@ class Targets:
         """Counts the labels of some examples, at least one."""
         for label in self._labels:
             width, values = len(label.outputs), columns[label.name]
+            flat = values.flatten() if hasattr(values, "flatten") else values
             if label.kind == CLASS:
-                found = [np.bincount(values.to_numpy(False), minlength=width)]
+                found = np.bincount(flat.to_numpy(False), minlength=width)
+            elif label.kind == MULTILABEL:
+                found = flat.to_numpy(False).reshape(-1, width).sum(axis=0)
             else:
-                flat = values.flatten() if hasattr(values, "flatten") else values
-                table = flat.to_numpy(False).reshape(-1, width)
-                if label.kind == MULTILABEL:
-                    found = [table.sum(axis=0)]
-                else:
-                    numbers = table.astype(np.float32)
-                    found = [numbers.min(axis=0), numbers.max(axis=0)]
-            self.merge({label.name: [each.astype(float).tolist() for each in found]})
+                numbers = flat.to_numpy(False).reshape(-1, width).astype(np.float32)
+                found = np.stack([(-numbers).max(axis=0), numbers.max(axis=0)])
+            self.merge({label.name: found})
 
-    def merge(self, counts: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    def merge(self, counts: Mapping[str, Any]) -> None:
         """Adds the counts of other examples."""
         for name, found in counts.items():
-            own = self.counts[name]
-            merged = (np.add,) if len(own) == 1 else (np.minimum, np.maximum)
-            self.counts[name] = [
-                of(one, other).tolist() for of, one, other in zip(merged, own, found, strict=True)
-            ]
+            of = np.maximum if self.counts[name].ndim > 1 else np.add
+            self.counts[name] = of(self.counts[name], found)
 
     def check(self, count: int) -> None:
         """Refuses labels that are the same for all `count` examples: a constant cannot be learned."""
         for label in self._labels:
-            for output, *found in zip(label.outputs, *self.counts[label.name], strict=True):
-                if label.kind == REGRESSION and found[0] == found[1]:
+            counts = np.atleast_2d(self.counts[label.name]).T.tolist()
+            for output, found in zip(label.outputs, counts, strict=True):
+                if label.kind == REGRESSION and -found[0] == found[1]:
                     raise SourceError(
-                        f"all {count:,} examples have the value {found[0]:g} of {output!r}; a constant "
+                        f"all {count:,} examples have the value {found[1]:g} of {output!r}; a constant "
                         "cannot be learned; leave it out of label"
                     )
                 if label.kind == CLASS and found[0] == count:
@@ -394,10 +390,10 @@ class _RecordBuilder:
         self.rows += count + batch.left_out
         for bad in batch.bad:
             self._rejected.add(BadRecordError(bad.name, bad.reason))
-        batch, positions, contents = self._located(self._with_group(batch) if self._group else batch)
+        batch, positions, contents = self._located(self._with_group(batch))
         if not batch.keys:
             return count
-        groups = self._groups_of(batch) if self._group else []
+        groups = self._groups_of(batch)
         if len(self._groups) < 2:
             self._groups.update(groups)
         heads, texts = np.zeros(len(batch.keys), HEAD), _key_bytes(batch.keys)
@@ -471,25 +467,21 @@ class _RecordBuilder:
 
     def _with_group(self, batch: Batch) -> Batch:
         """Returns the examples that have a group."""
-        bad = set[int]()
-        for number, value in enumerate(batch.columns[self._group].to_pylist()):
-            try:
-                example_group(value, self._group, batch.keys[number])
-            except BadRecordError as error:
-                self._rejected.add(error)
-                bad.add(number)
+        bad = {number for number, group in enumerate(self._groups_of(batch)) if not group}
+        why = f"has no value of {self._group!r}, by which examples are grouped"
+        for number in sorted(bad):
+            self._rejected.add(BadRecordError(batch.keys[number], why))
         return without(batch, bad)
 
     def _groups_of(self, batch: Batch) -> list[str]:
-        pairs = zip(batch.columns[self._group].to_pylist(), batch.keys, strict=True)
-        return [example_group(value, self._group, key) for value, key in pairs]
+        return list(map(group_name, batch.columns[self._group].to_pylist())) if self._group else []
 
     def state(self) -> dict[str, Any]:
         """Returns what was counted, as JSON."""
         return {
             "rows": self.rows,
             "counts": self.counts.tolist(),
-            "targets": self._targets.counts,
+            "targets": {name: counts.tolist() for name, counts in self._targets.counts.items()},
             "existing": sorted(self.existing, key=str),
             "groups": sorted(self._groups)[:2],
             "rounded": sorted(self._rounded),

@@ -214,13 +214,13 @@ class Quotes:
         self._path, self.line, self._delimiter = path, 2, ","
         self._suspects: list[tuple[int, str, str]] = []
 
-    def check(self, batch: Any, delimiter: str) -> None:
-        """Notes values of several lines that have as many delimiters as that many rows."""
+    def check(self, batch: Any, delimiter: str, *, quoted: bool) -> None:
+        """Notes values of several lines, which are `quoted`, that have delimiters as that many rows have."""
         import numpy as np
         import pyarrow.compute as pc
 
         added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, str, str]]()
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True) if quoted else ():
             if not pc.any(pc.match_substring(column, "\n")).as_py():
                 continue
             breaks = pc.count_substring(column, "\n").to_numpy()
@@ -285,7 +285,7 @@ def csv_batches(
                 raise pa.ArrowInvalid(why if more else message) from None
             batch = _one_batch(table.rename_columns(wanted))
             if quotes:
-                quotes.check(batch, delimiter)
+                quotes.check(batch, delimiter, quoted=b'"' in data)
             yield replace(block, first=first), batch
             first += batch.num_rows
 
