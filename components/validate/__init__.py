@@ -4,6 +4,6 @@ It may import what components share, and of `preprocess` only the profile of a d
 """
 
 from shardline.components.validate.export.formats import check_formats
-from shardline.components.validate.gate.rules import RARE, Gate, Policy
+from shardline.components.validate.gate.rules import RARE, Gate
 
-__all__ = ["RARE", "Gate", "Policy", "check_formats"]
+__all__ = ["RARE", "Gate", "check_formats"]

@@ -22,7 +22,7 @@ from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
-from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
+from shardline.components.validate.gate.champion import TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.judged import read_training
 from shardline.components.validate.gate.rules import CHAMPION, NOT_MEASURED, OFF, Gate
 from shardline.components.validate.gate.verdict import Blessing, judge
@@ -105,9 +105,7 @@ def validate(
             training_keys=keys,
         )
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
-    champion = ChampionEvaluation(measured.evaluation)
-    if gate.champion_uri:
-        champion = evaluate_champion(measured, gate.champion_uri, examples, rules=rules)
+    champion = evaluate_champion(measured, gate.champion_uri, examples, rules=rules)
     evaluation = drift.add_drift(
         *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
     )
@@ -147,12 +145,10 @@ def try_gate(model_file: Path, examples: Examples, gate: Gate, model_function: s
     if export.formats:
         with signatures.CleanProcess() as clean:
             measured = measure_formats(out, export.formats, examples, measured, clean)
-    champion = ChampionEvaluation(measured.evaluation)
-    if gate.champion_uri:
-        champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
-        needed = any(rule.reference == CHAMPION and rule.operator != OFF for rule in rules)
-        if needed and champion.missing and not champion.missing.first:
-            raise ModelError(f"the champion cannot be compared with: {champion.missing.reason}")
+    champion = evaluate_champion(measured, gate.champion_uri, examples, calls=calls)
+    needed = any(rule.reference == CHAMPION and rule.operator != OFF for rule in rules)
+    if needed and champion.missing and not champion.missing.first:
+        raise ModelError(f"the champion cannot be compared with: {champion.missing.reason}")
     # A class may be missing in so few examples, or the outputs after one step not be finite.
     missing = any(0 in tally.counts for tally in examples.split.labels.values())
     if missing or champion.evaluation.metrics.get("non_finite"):

@@ -75,12 +75,14 @@ def evaluate_champion(
     calls: int = CALLS,
     rules: Sequence[GateRule] = (),
 ) -> ChampionEvaluation:
-    """Measures the champion in the same way as the challenger (see `measure_export`), and compares both.
+    """Measures the champion, if any, as the challenger was (see `measure_export`), and compares both.
 
     Where one of the `rules` compares with the best of the last champions, that is measured as well.
     Raises SettingsError or PlatformError when the model store does not exist or cannot be read.
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
+    if not champion_uri:
+        return ChampionEvaluation(alone)
     groups = next(iter(challenger.outcomes.values())).groups if examples.manifest.group else None
     require_store(champion_uri)
     try:

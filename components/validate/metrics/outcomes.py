@@ -198,9 +198,10 @@ class Probabilities(Outcomes):
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
-        names, measured = self.label.outputs, self.score()
-        part, (_, truth, _) = PARTS[self.label.kind][0], (tally := self._tally(self.predicted))
-        scores = _score_parts(*(each.sum(axis=0) for each in tally))[:3]
+        names, part = self.label.outputs, PARTS[self.label.kind][0]
+        scores = metrics.precision_recall_fscore_support(
+            self.true, self.predicted, labels=range(len(names)), zero_division=0
+        )
         of_parts = ((f"{part}={name}", self.find_part(self.true, index)) for index, name in enumerate(names))
         return {
             "examples": len(self.true),
@@ -208,9 +209,9 @@ class Probabilities(Outcomes):
             "class_names": names,
             "classes": tuple(
                 evaluation.ClassScore(name, int(examples), *map(float, parts))
-                for name, examples, *parts in zip(names, truth.sum(axis=0), *scores, strict=True)
+                for name, *parts, examples in zip(names, *scores, strict=True)
             ),
-            "metrics": measured,
+            "metrics": self.score(),
             "intervals": self.intervals(),
             "slices": self.slices(min_slice, of_parts),
         }
