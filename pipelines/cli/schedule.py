@@ -21,7 +21,7 @@ from shardline.pipelines.cli.options import (
     show_table,
 )
 from shardline.trainer.base.deserialize import did_you_mean
-from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError, printable
+from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, error_prefix, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.rules.schedules import Schedule
@@ -165,7 +165,7 @@ def _wanted(
             near = did_you_mean(name, declared, after="; ")
             raise SettingsError(f"{file} declares no schedule {name!r}{near}")
         wanted = declared[name]
-        try:
+        with error_prefix(f"{file}: schedules.{name}: "):
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(
                 spec, wanted.parameters, wanted, location=environment.location, uri=template_uri
@@ -175,8 +175,6 @@ def _wanted(
             if isinstance(source, str) and (zoned := in_zone(source, split_zone(wanted.cron)[0])) != source:
                 parameters["source"] = zoned
             proof = prove(content, defaults(spec) | parameters)
-        except ShardlineError as error:
-            raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
         yield wanted, run_request(environment, spec, parameters, template_uri=template_uri), proof
