@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -100,23 +101,13 @@ def _argument_options(name: str, hint: Any, default: Any) -> dict[str, Any]:
         return {"action": "store_true"}
     if isinstance(default, tuple):
         return {"action": "append", "default": list(default), "metavar": "PKG.MODULE:NAME"}
-    if name == "class_weights":
-        return {"type": lambda text: _json_object(text) if text[:1] == "{" else text, "metavar": "JSON"}
-    if isinstance(default, dict):
-        return {"type": _json_object, "metavar": "JSON"}
+    if name == "class_weights" or isinstance(default, dict):
+        is_word, flag = default == "", flag_name(name)
+        read = partial(files.parse_json, what=flag, error=SettingsError)
+        return {"type": lambda text: text if is_word and text[:1] != "{" else read(text), "metavar": "JSON"}
     if isinstance(default, int | float):
         return {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"}
     return {"metavar": name.upper()}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = files.parse_json(text, "it", SettingsError)
-    except SettingsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"not a JSON object: {text[:80]!r}")
-    return value
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
 from shardline.pipelines.tables import read_settings_file
-from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.deserialize import convert, read
 from shardline.trainer.base.errors import PlatformError, SettingsError, error_prefix
 
 TABLE = "schedules"
@@ -62,9 +62,9 @@ def load_schedules(path: Path) -> dict[str, Schedule]:
     """
     content, declared = read_settings_file(path, TABLE), {}
     with error_prefix(f"{path}: "):
-        tables = content.pop(TABLE, {})
-        if content or not isinstance(tables, dict):
-            raise SettingsError(f"unknown key {next(iter(content), TABLE)}; write tables [{TABLE}.NAME]")
+        tables = convert(Mapping[str, Any], content.pop(TABLE, {}), TABLE)
+        if content:
+            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{TABLE}.NAME]")
         for name, item in tables.items():
             found = read(Schedule, item, f"{TABLE}.{name}", display_name=name)
             if not found.pipeline.startswith("https://"):

@@ -36,6 +36,8 @@ _TYPE_NAMES: Mapping[Any, str] = {
 }
 #: Half of a character; a byte of a file's name that is not UTF-8 is none.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+#: Largest number of keys that are all named for an unknown one.
+_MOST_NAMED = 20
 _REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
 
 
@@ -164,8 +166,10 @@ def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") ->
     """Raises SettingsError for an unknown key, and suggests the nearest known one."""
     for key in keys:
         if key not in known:
-            hint = did_you_mean(key, known, prefix) or f"there are {', '.join(known)}"
-            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
+            listed = f"there are {', '.join(known)}"
+            if len(known) > _MOST_NAMED:
+                listed = f"the nearest are {', '.join(difflib.get_close_matches(key, known, 5, 0.0))}"
+            raise SettingsError(f"unknown key {prefix}{key}; {did_you_mean(key, known, prefix) or listed}")
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, after: str = "") -> str:

@@ -37,7 +37,7 @@ class Schedule:
     def __post_init__(self) -> None:
         name = self.display_name
         if not name.strip() or '"' in name or not name.isprintable():
-            raise SettingsError(f"the name must be a text without quotes and line breaks, got {name!r}")
+            raise SettingsError(f"display_name must be a text without quotes and line breaks, got {name!r}")
 
 
 def split_zone(expression: str) -> tuple[str, str]:
