@@ -93,7 +93,8 @@ def validate(
     if gate.champion_uri:
         require_store(gate.champion_uri)
     training = read_training(model_file)
-    keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
+    start, trained_on = training.options.get("initial_model"), training.settings.get("fingerprint")
+    keys = TrainingKeys.of(dataset, manifest, start=str(start or ""), trained_on=str(trained_on or ""))
     with signatures.CleanProcess() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,

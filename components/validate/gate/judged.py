@@ -246,16 +246,6 @@ class TrainingRecord:
         return best + 1 if rises and loss[-1] < loss[best] else 0
 
     @property
-    def initial_model(self) -> str:
-        """The training's option `initial_model`; "" where it started from none."""
-        return str(self.options.get("initial_model") or "")
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the dataset of the training; "" where it is not known."""
-        return str(self.settings.get("fingerprint") or "")
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that have a curve, without their `val_` twins."""
         names = [name for name in self.history if name not in _NOT_METRICS]
