@@ -222,8 +222,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
 
 
 def test_a_table_without_rows_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text("label,x\n")
-    assert list(opened(f"table:{tmp_path / 'table.csv'}")) == []
+    for text in ("label,x\n", "label,x"):
+        (tmp_path / "table.csv").write_text(text)
+        assert list(opened(f"table:{tmp_path / 'table.csv'}")) == []
     with pytest.raises(SourceError, match=r"cannot read '.*absent.csv': No such file"):
         opened(f"table:{tmp_path / 'absent.csv'}")
 

@@ -272,6 +272,8 @@ def csv_batches(
         for block, data in text.blocks(blocks, size, lambda data: _row_ends(data, delimiter.encode())):
             if not data.strip(b"\r\n"):
                 continue
+            if not data.endswith((b"\r", b"\n")):
+                data += b"\n"  # a header alone needs one
             first = block.first or first
             # The first block has the header; messages name the row only with one thread.
             known = [*header.values()] if block.offset else None
