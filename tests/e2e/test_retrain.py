@@ -152,7 +152,7 @@ def test_a_training_killed_for_good_is_continued_and_a_weak_model_is_not_publish
         model=f"{PLUGINS}.model:build_model",
         hparams='{"filters": 4}',
         epochs=3,
-        rules=["accuracy >= 1"],
+        rules='["accuracy >= 1"]',
     )
     assert killed.code == 1, killed.stdout + killed.stderr
     assert "\nto continue    shardline run --resume 20" in killed.stdout
