@@ -252,9 +252,9 @@ def decode(
         except ValueError as error:
             row, faults[number] = {}, str(error)
         rows.append(row)
-        mixed.update(
-            name for name, (kind, held) in row.items() if held and kind != found.setdefault(name, kind)
-        )
+        for name, (kind, held) in row.items():
+            if held and kind != found.setdefault(name, kind):
+                mixed.add(name)
     for name in mixed - kinds.keys():
         counts = Counter(row[name][0] for row in rows if name in row and row[name][1])
         found[name] = counts.most_common(1)[0][0]
