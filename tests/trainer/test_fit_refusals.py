@@ -136,7 +136,7 @@ ARGUMENTS = [
     ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are checkpoint_minutes, .*strategy"),
     ({"sample_weight": [1]}, r"no argument 'sample_weight'; give train_data=\(x, y\) or \(x, y, sample_wei"),
     ({"checkpoint_steps": "5"}, "checkpoint_steps must be a whole number, got '5'"),
-    ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),
+    ({"strategy": "two_device"}, "strategy must be 'auto', 'one_device'"),
     ({"callbacks": [print]}, "callbacks has to be a list of keras.callbacks.Callback, it holds a builtin_fu"),
     ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by class index, .* 'cat': 1.0"),
     ({"class_weight": {0: "much"}}, "class_weight must be a dict .* has 0: 'much'"),

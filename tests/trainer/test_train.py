@@ -67,6 +67,12 @@ def test_a_run_resumes_with_another_batch_size_within_an_epoch(dataset, tmp_path
     assert [row["examples"] for row in rows(tmp_path)] == ["96"]
 
 
+def test_a_batch_size_of_0_is_16_or_what_a_worker_has(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, per_replica_batch_size=0)
+
+    assert json.loads((tmp_path / "settings.json").read_text())["settings"]["per_replica_batch_size"] == 16
+
+
 def test_a_run_that_was_stopped_between_the_last_step_and_the_end_of_an_epoch(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(Preemption, "requested", True)
     with pytest.raises(RestartError, match="a checkpoint was saved at step 6; start the same command again"):
@@ -173,7 +179,7 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
             ModelError,
             "the model cannot be saved: weights stay here",
         ),
-        ({"cache": "disk"}, SettingsError, "unknown cache 'disk'"),
+        ({"cache": "disk"}, SettingsError, "cache must be 'auto', 'memory' or 'off', got 'disk'"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, kind, message):
