@@ -6,6 +6,7 @@ An image in memory is copied as soon as the source yields it, since the source m
 from __future__ import annotations
 
 import math
+import operator
 import reprlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -82,15 +83,14 @@ class ExampleColumns:
         return batch
 
     def _targets(self, example: Example) -> dict[str, Any]:
-        label = example.label
-        is_multiple, names = len(self._labels) > 1, {label.name for label in self._labels}
-        if is_multiple and (not isinstance(label, Mapping) or label.keys() != names):
+        label, labels = example.label, self._labels
+        if len(labels) == 1:
+            return {labels[0].name: _store(labels[0], label, example.key)}
+        if not isinstance(label, Mapping) or label.keys() != {of.name for of in labels}:
             raise BadRecordError(
                 example.key, f"has the labels {short(label)}, not one for each label of the source"
             )
-        return {
-            of.name: _store(of, label[of.name] if is_multiple else label, example.key) for of in self._labels
-        }
+        return {of.name: _store(of, label[of.name], example.key) for of in labels}
 
     def _checked(self, example: Example) -> dict[str, Any]:
         """Returns the values of features; BadRecordError if they are not those declared."""
@@ -158,9 +158,9 @@ def _store(label: Label, value: Any, name: str) -> Any:
     """Returns the value of a label as it is stored; BadRecordError for an invalid one."""
     outputs = label.outputs
     if label.kind == CLASS:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        if type(value) is not int and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise BadRecordError(name, f"label {label.name!r} is {short(value)}, not the index of a class")
-        index = value.__index__()
+        index = operator.index(value)
         if not 0 <= index < len(outputs):
             raise BadRecordError(name, f"label {label.name!r} is {index}, out of range 0..{len(outputs) - 1}")
         return index
