@@ -443,13 +443,7 @@ class DataAdapter:
             if not isinstance(data, tf.data.Dataset):
                 raise SettingsError(f"{name}(context) returned {type(data).__name__}, not a tf.data.Dataset")
         elif isinstance(data, tf.data.Dataset) and self.workers > 1:
-            policy = data.options().experimental_distribute.auto_shard_policy.name
-            if policy not in ("AUTO", "DATA"):
-                raise SettingsError(
-                    f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every "
-                    "batch; leave the policy out, or give a function of an input context, whose dataset is "
-                    "its own"
-                )
+            _check_shard_policy(data, name)
         if isinstance(data, tf.data.Dataset):
             if self.batch_size is not None and not local_replicas:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
@@ -550,6 +544,15 @@ class DataAdapter:
         table = tf.constant([float(self.class_weight.get(index, 1.0)) for index in range(classes)])
         named = (labels >= 0) & (labels < classes)
         return tf.where(named, tf.gather(table, tf.clip_by_value(labels, 0, classes - 1)), 1.0)
+
+
+def _check_shard_policy(data: tf.data.Dataset, name: str) -> None:
+    policy = data.options().experimental_distribute.auto_shard_policy.name
+    if policy not in ("AUTO", "DATA"):
+        raise SettingsError(
+            f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every batch; "
+            "leave the policy out, or give a function of an input context, whose dataset is its own"
+        )
 
 
 def _fail_past_end(data: tf.data.Dataset, name: str, count: int) -> tf.data.Dataset:

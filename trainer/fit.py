@@ -155,10 +155,15 @@ def fit(
             history = _train(run, model, chosen, preemption, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
-            for backup in backups:  # BackupAndRestore removes its checkpoints after training
-                if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == run.checkpoints:
-                    shutil.rmtree(run.checkpoints)
+            _remove_backups(backups, run.checkpoints)
     return history
+
+
+def _remove_backups(backups: Sequence[keras.callbacks.BackupAndRestore], checkpoints: Path | None) -> None:
+    """Removes the checkpoints after training, as BackupAndRestore does."""
+    for backup in backups:
+        if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == checkpoints:
+            shutil.rmtree(checkpoints)
 
 
 def _report_shuffles(process: Process, train_data: Any, validation_data: Any, steps: int | None) -> None:

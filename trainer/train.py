@@ -23,7 +23,7 @@ from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, OutputDir
 from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.store import Checkpoints, Identity, check_model_dir
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
+from shardline.trainer.cluster.cluster import ClusterConfig, has_evaluator, read_cluster
 from shardline.trainer.data import examples, transforms
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
@@ -70,11 +70,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     evaluates = cluster.role == "evaluator"
     dirs, manifest = output_dirs(settings, environ), manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused
-    if not settings.per_replica_batch_size:
-        split = manifest.splits.get("train")
-        share = split.records // cluster.num_workers if split else 0
-        default = max(1, min(TrainSettings.per_replica_batch_size, share))
-        settings = replace(settings, per_replica_batch_size=default)
+    settings = settings if settings.per_replica_batch_size else _with_batch_size(settings, manifest, cluster)
     # With parameter servers each worker takes whole steps.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
     check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluates)
@@ -108,6 +104,14 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
         if name == "multi_worker_mirrored":
             run.peers.leave()
     return logs
+
+
+def _with_batch_size(settings: TrainSettings, manifest: Manifest, cluster: ClusterConfig) -> TrainSettings:
+    """Returns settings with the default batch size, or a worker's share of the examples if that is less."""
+    split = manifest.splits.get("train")
+    share = split.records // cluster.num_workers if split else 0
+    default = max(1, min(TrainSettings.per_replica_batch_size, share))
+    return replace(settings, per_replica_batch_size=default)
 
 
 @contextlib.contextmanager
