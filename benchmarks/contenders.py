@@ -60,7 +60,7 @@ def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
     from shardline.components.preprocess.tfrecord import image_start, mask
 
     items = _shuffled(source)
-    labels = encode({"label": pa.array(range(CLASSES))}).to_pylist()
+    labels = encode({"label": pa.array(range(CLASSES))})
 
     def work() -> None:
         files = [(out / f"{i:05d}.tfrecord").open("wb") for i in range(SHARDS)]

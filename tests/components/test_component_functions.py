@@ -36,7 +36,7 @@ def _exit_handler(directory: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (_preprocess, "preprocess: error: unknown key options.1; there are "),
+        (_preprocess, "preprocess: error: unknown key options.1; the nearest are "),
         (
             lambda directory: write_shards.python_func(planned=dsl.Dataset(uri=directory), part="first"),
             "preprocess: error: part must be an output of plan_shards, such as 0/3, got 'first'",

@@ -12,7 +12,7 @@ import pytest
 from google.cloud.aiplatform_v1.types import Scheduling
 from google.rpc import code_pb2
 
-from shardline.components.tune.best_trial import read_job, trials_of
+from shardline.components.tune.best_trial import read_job, read_trials
 from shardline.components.tune.component import tuning_job
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PlatformError
@@ -104,7 +104,7 @@ def test_our_tuning_job_arrives_as_it_was_meant(vertex_environ: FakeVertex, tmp_
     # The step after it finds the job by the launcher's output alone, with the client as it is.
     read = read_job(resources.read_text())
     assert read["name"] == f"projects/{PROJECT_NUMBER}/locations/{LOCATION}/hyperparameterTuningJobs/1"
-    trials = trials_of(read)
+    trials = read_trials(read)
     assert [trial.value for trial in trials] == [1, 2, 3]
     assert trials[0].parameters == {"x": pytest.approx(1 / 6), "n": 0}
     assert trials[2].parameters == {"x": pytest.approx(5 / 6), "n": 8}

@@ -168,7 +168,7 @@ def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") ->
         if key not in known:
             listed = f"there are {', '.join(known)}"
             if len(known) > _MOST_NAMED:
-                listed = f"the nearest are {', '.join(difflib.get_close_matches(key, known, 5, 0.0))}"
+                listed = f"the nearest are {', '.join(difflib.get_close_matches(str(key), known, 5, 0.0))}"
             raise SettingsError(f"unknown key {prefix}{key}; {did_you_mean(key, known, prefix) or listed}")
 
 
