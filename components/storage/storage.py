@@ -174,7 +174,7 @@ class Storage:
                 crash.output_errors(f"write to {self.root}", self._advice),
                 contextlib.nullcontext() if seen is None else self._lock(),
             ):
-                return self._replace_on_disk(Path(self.root, name), text, seen)
+                return self._replace_on_disk(name, text, seen)
         blob = self._blob(name)
         blob.cache_control = "no-store"  # a public object would be served from a cache for an hour
 
@@ -188,8 +188,9 @@ class Storage:
         # A retry after a lost answer finds the text that was written.
         return bool(written) or self.read(name).text == text
 
-    def _replace_on_disk(self, path: Path, text: str, seen: TextFile | None) -> bool:
-        if seen is not None and self.read(str(path)).text != seen.text:
+    def _replace_on_disk(self, name: str, text: str, seen: TextFile | None) -> bool:
+        path = Path(self.root, name)
+        if seen is not None and self.read(name).text != seen.text:
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

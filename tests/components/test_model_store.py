@@ -365,6 +365,18 @@ def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.Monkey
             current("gs://elsewhere/champion")
 
 
+def test_a_file_of_a_relative_directory_is_replaced_unless_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Storage("runs/champions")
+    assert store.replace("champion.json", "{}", TextFile(None))
+    seen = store.read("champion.json")
+    assert store.replace("champion.json", "[]", seen)
+    assert not store.replace("champion.json", "{}", seen)
+    assert Path("runs/champions/champion.json").read_text() == "[]"
+
+
 def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
