@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardline.trainer import task as fail_fast_marker
+from shardline.trainer import task
 from shardline.trainer.base.errors import (
     ClusterError,
     DatasetError,
@@ -45,7 +45,7 @@ def environ(tmp_path):
 def run_job(settings, environ, failure=None, cluster=None):
     """Runs a job that fails with `failure`; returns the error that ends it, None if it succeeds."""
     try:
-        with fail_fast_marker.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
+        with task.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
             if failure:
                 raise failure
     except Exception as error:
@@ -146,7 +146,7 @@ def test_the_marker_is_in_the_runs_own_directory_and_can_be_removed(settings, en
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
-    fail_fast_marker.clear_markers(tmp_path / "base")
+    task.clear_markers(tmp_path / "base")
     assert run_job(other, environ) is None
 
 

@@ -329,7 +329,7 @@ def test_a_share_is_compared_with_a_share(limit):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "non_finite", "min_accuracy", "blessed", "reason"),
+    ("accuracy", "non_finite", "least", "blessed", "reason"),
     [
         (0.9778, 0, 0.95, True, "accuracy 0.9778 >= 0.95"),
         (0.95, 0, 0.95, True, "accuracy 0.9500 >= 0.95 (may be below: the interval begins at 0.9300)"),
@@ -339,8 +339,8 @@ def test_a_share_is_compared_with_a_share(limit):
         (0.99, 3, 0.95, False, "examples with non-finite output: 3, not 0"),
     ],
 )
-def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):
-    gate = parse_rules([f"accuracy >= {min_accuracy}", "non_finite == 0"])
+def test_judge(accuracy, non_finite, least, blessed, reason):
+    gate = parse_rules([f"accuracy >= {least}", "non_finite == 0"])
 
     verdict = judge(evaluation(accuracy, non_finite=non_finite), gate)
 
