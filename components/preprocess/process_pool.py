@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shardline.trainer.base import crash, errors
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError
@@ -175,7 +175,7 @@ def _search_path() -> list[str]:
     return sorted(paths, key=lambda path: path == here and here not in named)
 
 
-def _run_worker() -> None:
+def _run_worker(answers: TextIO) -> None:
     numbers, *modules = sys.argv[1:]
     gc.set_threshold(_ALLOCATIONS)
     for module in modules:
@@ -187,7 +187,7 @@ def _run_worker() -> None:
     def flush() -> None:
         nonlocal reported
         answer = {"records": done[0], "bytes": done[1]}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
         done[:], reported = [0, 0], time.monotonic()
 
     def report(records: int, size: int) -> None:
@@ -204,14 +204,16 @@ def _run_worker() -> None:
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
-            print(json.dumps({"error": type(error).__name__, "values": values}), flush=True)
+            print(json.dumps({"error": type(error).__name__, "values": values}), file=answers, flush=True)
             return
         flush()
-        print(json.dumps({"results": results}), flush=True)
+        print(json.dumps({"results": results}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
     try:
-        _run_worker()
+        with open(os.dup(1), "w", encoding="utf-8") as output:
+            os.dup2(2, 1)  # what a source or a library prints is no answer
+            _run_worker(output)
     except (BrokenPipeError, KeyboardInterrupt):  # the parent has ended, or is ending
         sys.exit(1)

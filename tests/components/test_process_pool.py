@@ -76,6 +76,11 @@ def test_an_unforeseen_error_of_a_worker_is_one_line(capfd: pytest.CaptureFixtur
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
+def test_what_a_worker_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    assert sorted(do("printing")) == sorted(ITEMS)
+    assert "a line of a library" in capfd.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "digits"

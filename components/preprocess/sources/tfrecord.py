@@ -53,6 +53,13 @@ class ExampleRows(TableRows):
     ) -> None:
         super().__init__(name, _ExampleColumns(files, settings, scan), settings, ("bytes",))
         self.numbers_copies = "key" not in self._names
+        self._eval = next((file.split for file in files if _folder(file.path) == "eval"), None)
+
+    def report(self) -> None:
+        """Reports which split TFX's "eval" is, and how columns are read."""
+        if self._eval:
+            report("preprocess", f"Split-eval is the {self._eval} split")
+        super().report()
 
     def _image(self, value: Any, rows: Rows) -> Any:
         if isinstance(value, bytes):
@@ -244,10 +251,15 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings, scan: Scan | None
     return ExampleRows(pattern, files, settings, scan)
 
 
+def _folder(path: str) -> str | None:
+    """Returns NAME of a file in a folder Split-NAME."""
+    match = _FOLDER.fullmatch(os.path.basename(os.path.dirname(path)))
+    return match[1] if match else None
+
+
 def _splits_of(paths: Sequence[str]) -> list[str | None]:
     """Returns the split of each file, if they are in folders Split-NAME, one of which is Split-train."""
-    found = [_FOLDER.fullmatch(os.path.basename(os.path.dirname(path))) for path in paths]
-    names = [match[1] if match else None for match in found]
+    names = [_folder(path) for path in paths]
     if "train" not in names:
         return [None] * len(paths)
     known = {**_SPLITS, "eval": "validation" if "test" in names else "test"}
@@ -256,6 +268,4 @@ def _splits_of(paths: Sequence[str]) -> list[str | None]:
             f"{other!r} is in none of the folders Split-{', Split-'.join(known)}; name those to read in the "
             "pattern"
         )
-    if "eval" in names:
-        report("preprocess", f"Split-eval is the {known['eval']} split")
     return [known[name] for name in names if name]
