@@ -87,9 +87,14 @@ class _NoTensorFlow:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="skip what imports TensorFlow")
+    parser.addoption("--weights", metavar="FILE", help="write what each file of tests costs, say what grew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if output := config.getoption("weights"):
+        from tests.helpers.weights import Weights  # not there where a test copies this file
+
+        config.pluginmanager.register(Weights(output))
     if config.getoption("quick"):
         sys.meta_path.insert(0, _NoTensorFlow())  # type: ignore[arg-type]
 
