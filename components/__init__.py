@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from shardline.trainer.base.plugins import installed_version
 
 if TYPE_CHECKING:
-    from shardline.components.vertex.job import Cluster as Cluster
-    from shardline.components.vertex.job import CustomJobSettings as CustomJobSettings
-    from shardline.components.vertex.job import WorkerPool as WorkerPool
+    from shardline.components.custom_job import Cluster as Cluster
+    from shardline.components.custom_job import CustomJobSettings as CustomJobSettings
+    from shardline.components.custom_job import WorkerPool as WorkerPool
 
     best_trial: Any
     exit_handler: Any
@@ -113,9 +113,9 @@ class _Package(ModuleType):
         if name in _FOLDERS:
             return getattr(default(), name)
         if name in _MACHINES:
-            from shardline.components.vertex import job
+            from shardline.components import custom_job
 
-            return getattr(job, name)
+            return getattr(custom_job, name)
         return super().__getattribute__(name)
 
     def __dir__(self) -> Iterable[str]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
+from shardline.components.custom_job import CustomJobSettings
 from shardline.components.text import enumerate_names
-from shardline.components.vertex.client import platform_errors
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex import platform_errors
 from shardline.pipelines.settings import Environment, Settings
 from shardline.trainer.base.errors import PlatformError, page
 from shardline.trainer.base.plugins import installed_version

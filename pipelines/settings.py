@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from shardline.components.code import CodeSettings, with_imported
-from shardline.components.exit_handler.notification import NotifySettings
-from shardline.components.register.registration import Deploy, ModelUpload
-from shardline.components.runs import TrackingSettings
-from shardline.components.vertex import forms
-from shardline.components.vertex.client import Platform
-from shardline.components.vertex.job import (
+from shardline.components.custom_job import (
+    BUCKET_PATH,
+    IMAGE,
+    KMS_KEY,
+    NETWORK,
+    REGION,
     Cluster,
     CustomJobSettings,
     PreprocessMachine,
+    Tags,
     TaskMachine,
+    TextFormat,
     WorkerPool,
+    other_region,
 )
+from shardline.components.exit_handler.notification import NotifySettings
+from shardline.components.register.registration import Deploy, ModelUpload
+from shardline.components.runs import TrackingSettings
+from shardline.components.vertex import Platform
 from shardline.pipelines.tables import (
     PROJECT_PARAMETERS,
     project_settings,
@@ -53,7 +60,7 @@ class Settings:
     its packages.
     """
 
-    image: Annotated[str, forms.IMAGE]
+    image: Annotated[str, IMAGE]
     train: CustomJobSettings
     preprocess: PreprocessMachine = _WRITERS
     validate: TaskMachine = _LARGE
@@ -164,7 +171,7 @@ _PLACEHOLDER = re.compile(
     r"|@(?P<account>my-project)\.iam\b"
 )
 #: The registry receives this account's token.
-_REGISTRY = forms.Form(
+_REGISTRY = TextFormat(
     r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
     "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
 )
@@ -178,18 +185,18 @@ class Environment:
     """
 
     project: str
-    location: Annotated[str, forms.REGION]
-    pipeline_root: Annotated[str, forms.BUCKET_PATH] = ""
+    location: Annotated[str, REGION]
+    pipeline_root: Annotated[str, BUCKET_PATH] = ""
     service_account: str = ""
-    network: Annotated[str, forms.NETWORK] = ""
-    encryption_spec_key_name: Annotated[str, forms.KEY] = ""
-    tags: forms.Tags = field(default_factory=dict)
+    network: Annotated[str, NETWORK] = ""
+    encryption_spec_key_name: Annotated[str, KMS_KEY] = ""
+    tags: Tags = field(default_factory=dict)
     registry: Annotated[str, _REGISTRY] = ""
     file: Path | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.location and (place := forms.other_region(self.encryption_spec_key_name, self.location)):
+        if self.location and (place := other_region(self.encryption_spec_key_name, self.location)):
             raise SettingsError(
                 f"encryption_spec_key_name is in {place}, and location is {self.location}; use one there"
             )

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from google.protobuf import json_format
 
-from shardline.components.vertex.payload import mapping_at
+from shardline.components.custom_job import mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError
 

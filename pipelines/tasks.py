@@ -6,10 +6,10 @@ from google_cloud_pipeline_components.v1.vertex_notification_email import Vertex
 from kfp import dsl
 
 from shardline.components import with_image
+from shardline.components.custom_job import TaskMachine
 from shardline.components.register.component import PROJECT, deploy_tasks, upload_task
 from shardline.components.train.component import custom_job
 from shardline.components.tune.component import tuning_job
-from shardline.components.vertex.job import TaskMachine
 from shardline.pipelines.settings import Settings
 
 _JOB_NAME = {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}

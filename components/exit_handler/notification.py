@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from shardline.components.custom_job import SECRET
 from shardline.components.model_store.champions import open_directory
 from shardline.components.runs import Run, RunDirectory, RunState, VertexRun, explain, log_run
-from shardline.components.vertex.client import Platform, call_within, read_secret
-from shardline.components.vertex.forms import SECRET
+from shardline.components.vertex import Platform, call_within, read_secret
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError

@@ -14,8 +14,8 @@ from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, Model
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
+from shardline.components.custom_job import CustomJobSettings
 from shardline.components.register.registration import PIPELINE_LABEL, Deploy, ModelUpload
-from shardline.components.vertex.job import CustomJobSettings
 
 #: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
 PROJECT = "{{$.pipeline_google_cloud_project_id}}"

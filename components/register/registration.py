@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from shardline.components.custom_job import DISPLAY_NAME, ENDPOINT, IMAGE, MODEL, Tags, TextFormat
 from shardline.components.model_store import BLESSING_FILE, SAVED_MODEL, Export, Verdict, champions, read_part
 from shardline.components.runs import on_platform
 from shardline.components.text import quality
-from shardline.components.vertex import forms
-from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex import Platform, call_api
 from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.progress import fact, report
@@ -20,7 +20,7 @@ from shardline.trainer.base.progress import fact, report
 #: Label of uploaded models: the name of their pipeline, which alone replaces them.
 PIPELINE_LABEL = "shardline-pipeline"
 #: The platform inserts texts between the quotes of JSON unescaped.
-_TEXT = forms.Form(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
+_TEXT = TextFormat(r'[^"\\\n]+', "a text without quotes, backslashes and line breaks")
 #: The same, which must be there.
 _NAME = Annotated[str, Rule(_TEXT.description, _TEXT.fits)]
 _SERVED_NAME = "model"
@@ -34,7 +34,7 @@ class Deploy:
     """
 
     machine_type: _NAME
-    endpoint: Annotated[str, forms.ENDPOINT] = ""
+    endpoint: Annotated[str, ENDPOINT] = ""
     accelerator_type: Annotated[str, _TEXT] = ""
     accelerator_count: Natural = 0
     min_replica_count: Count = 1
@@ -56,10 +56,10 @@ class ModelUpload:
     `parent_model` "" registers a new model with each upload.
     """
 
-    display_name: Annotated[_NAME, forms.DISPLAY_NAME]
-    serving_image_uri: Annotated[_NAME, forms.IMAGE]
-    parent_model: Annotated[str, forms.MODEL] = ""
-    tags: forms.Tags = field(default_factory=dict)
+    display_name: Annotated[_NAME, DISPLAY_NAME]
+    serving_image_uri: Annotated[_NAME, IMAGE]
+    parent_model: Annotated[str, MODEL] = ""
+    tags: Tags = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shardline.components.custom_job import list_at, literal_string, mapping_at
 from shardline.components.runs.causes import (
     Explanation,
     KfpLines,
@@ -31,7 +32,6 @@ from shardline.components.runs.causes import (
     split_replica,
 )
 from shardline.components.runs.run import RECORD_FILE, Run, Task, results
-from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.deserialize import load, restore
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardline.components.custom_job import SECRET, TextFormat
 from shardline.components.runs.run import Run
-from shardline.components.vertex.client import call_within, read_secret
-from shardline.components.vertex.forms import SECRET, Form
+from shardline.components.vertex import call_within, read_secret
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError, printable
 from shardline.trainer.base.progress import report
@@ -37,7 +37,7 @@ _OPTIONS = {
 }
 # What MLflow takes in no name, and the longest value of a parameter or tag.
 _OTHER, _MAX_VALUE = re.compile(r"[^\w/. -]"), 5000
-_URI = Form(
+_URI = TextFormat(
     r"https?://[^@/?#\s]+(/[^@?#\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret"
 )
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from shardline.components.custom_job import ROLES
 from shardline.components.runs.causes import Explanation, KfpLines, explain, own_error
 from shardline.components.runs.run import Run, RunState, Task, results
 from shardline.components.text import timestamp
-from shardline.components.vertex.client import Platform, call_api, list_all
-from shardline.components.vertex.payload import ROLES
+from shardline.components.vertex import Platform, call_api, list_all
 from shardline.trainer.base import progress
 from shardline.trainer.base.deserialize import restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError

@@ -25,7 +25,7 @@ from typing import BinaryIO, cast
 
 from shardline.components.storage.storage import File, Storage, is_visible, with_stat
 from shardline.components.text import enumerate_names, reason
-from shardline.components.vertex.client import RefusalKind, is_transient, refusal_kind, with_retries
+from shardline.components.vertex import RefusalKind, is_transient, refusal_kind, with_retries
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, ShardlineError, SourceError
 

@@ -24,13 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from shardline.components.vertex.client import (
-    RefusalKind,
-    platform_errors,
-    refusal_kind,
-    retry_policy,
-    with_retries,
-)
+from shardline.components.vertex import RefusalKind, platform_errors, refusal_kind, retry_policy, with_retries
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError

@@ -11,7 +11,7 @@ from google_cloud_pipeline_components.v1.custom_job import create_custom_trainin
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.custom_job import CustomJobSettings
 
 #: An input of a task; its executor input, and that of the launching task, escaped for a text in its payload.
 _PLACEHOLDER = "{{{{$.inputs.parameters['{}']}}}}"

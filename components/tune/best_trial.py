@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from shardline.components import text
 from shardline.components.html import render_page
 from shardline.components.tune.study import read_value
-from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex import Platform, call_api
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PlatformError, RunError
 from shardline.trainer.base.progress import fact, report

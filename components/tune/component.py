@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.custom_job import CustomJobSettings
 
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.hyperparameter_tuning_job.launcher"
 #: GCPC's own image, of the version that is installed.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
 from shardline.components.train.settings import can_be_tuned, read_training
-from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import code, files
 from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types, read, restore_integers
 from shardline.trainer.base.errors import SettingsError

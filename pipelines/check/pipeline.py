@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from shardline.components.code import read as read_code
-from shardline.components.vertex.payload import (
+from shardline.components.custom_job import (
     ANY,
     JobSpec,
     PoolSpec,

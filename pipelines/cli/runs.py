@@ -19,7 +19,7 @@ import click
 
 from shardline.components.runs import Run, RunDirectory, VertexRun, log_run
 from shardline.components.text import duration, facts
-from shardline.components.vertex.client import Platform
+from shardline.components.vertex import Platform
 from shardline.pipelines.cli.options import (
     PATH,
     PLATFORM_OPTIONS,

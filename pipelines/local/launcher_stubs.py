@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from shardline.components.custom_job import mapping_at
 from shardline.components.runs import RunDirectory
-from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.local.job.custom_job import parse_payload, read_request
 from shardline.pipelines.local.job.supervisor import parse_injection, run_job
 from shardline.pipelines.local.process import processes

@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardline.components.custom_job import mapping_at
 from shardline.components.text import truncate
-from shardline.components.vertex.client import (
+from shardline.components.vertex import (
     Platform,
     RefusalKind,
     call_api,
@@ -27,7 +28,6 @@ from shardline.components.vertex.client import (
     platform_errors,
     refusal_kind,
 )
-from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request

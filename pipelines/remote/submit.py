@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardline.components.custom_job import literal_string, mapping_at, whole_number
 from shardline.components.runs import Run, VertexRun
 from shardline.components.text import facts, truncate
-from shardline.components.vertex.client import Platform
-from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
+from shardline.components.vertex import Platform
 from shardline.pipelines.check.pipeline import Job, Pipeline, jobs
 from shardline.pipelines.settings import Environment, missing_error
 from shardline.pipelines.spec import all_tasks, declared_parameters, defaults

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardline.components.vertex.client import RefusalKind, platform_errors, refusal_kind, retry_policy
+from shardline.components.vertex import RefusalKind, platform_errors, refusal_kind, retry_policy
 from shardline.trainer.base.errors import PipelineError, PlatformError, SettingsError
 
 _URL = re.compile(

@@ -13,8 +13,8 @@ from kfp import compiler, dsl
 from shardline.components import _FOLDERS as FOLDERS
 from shardline.components import with_image
 from shardline.components.code import files_of, pack, read, with_code, with_imported
+from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
-from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines.check.checks import check_run
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.compile import compile_pipeline

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 from shardline.components.rehearse import rehearsal
-from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline

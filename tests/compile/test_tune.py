@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.custom_job import CustomJobSettings
 from shardline.pipelines import settings
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline, jobs
 from shardline.pipelines.cli import main as cli

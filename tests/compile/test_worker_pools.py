@@ -10,8 +10,8 @@ import yaml
 from google.protobuf import json_format
 from kfp import compiler, dsl
 
+from shardline.components.custom_job import REDUCTION_SERVER_IMAGE, Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
-from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE, Cluster, CustomJobSettings, WorkerPool
 from shardline.pipelines.check.checks import check
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.trainer.base.errors import SettingsError

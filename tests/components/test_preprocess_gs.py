@@ -15,11 +15,11 @@ import pytest
 import tensorflow as tf
 from google.cloud.storage import Client
 
+from shardline.components import vertex
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import as_source_error, open_read
-from shardline.components.vertex import client
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
@@ -84,7 +84,7 @@ def test_a_bucket_that_stops_to_answer_is_one_line(
     bucket: Bucket, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No photo is left out for that."""
-    monkeypatch.setattr(client, "READ_RETRY_S", 0.5)
+    monkeypatch.setattr(vertex, "READ_RETRY_S", 0.5)
     bucket.fate = lambda number: fault if number > 30 else ""  # the listing is over
     with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*' after several tries"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
@@ -93,7 +93,7 @@ def test_a_bucket_that_stops_to_answer_is_one_line(
 def test_less_than_was_listed_is_never_stored(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "READ_RETRY_S", 0.5)
+    monkeypatch.setattr(vertex, "READ_RETRY_S", 0.5)
     bucket.fate = lambda number: "short" if number > 10 else ""
     with pytest.raises(SourceError, match=r"after several tries: \d+ of \d+ bytes were read"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, Schedule
 from google.rpc import code_pb2
 
-from shardline.components.vertex import client
+from shardline.components import vertex
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
@@ -187,7 +187,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: str) -> None:
 def test_patience_ends(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str, code: int, words: str
 ) -> None:
-    monkeypatch.setattr(client, "_RETRY_S", 0.5)
+    monkeypatch.setattr(vertex, "_RETRY_S", 0.5)
     fake.fail(method, code, times=ALWAYS)
     result = shardline(*COMMANDS[method])
     assert words in refused(result)
@@ -277,7 +277,7 @@ def test_a_slow_answer_is_waited_for(fake: FakeServices, method: str) -> None:
 def test_an_answer_that_is_too_late_makes_nothing_twice(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(client, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(vertex, "_TIMEOUT_S", 0.5)
     fake.fail(method, delay_s=1.5)
     result = shardline(*COMMANDS[method])
     fake.settle()

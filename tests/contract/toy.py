@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 
+from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
-from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
 
 SMALL = WorkerPool(machine_type="n1-standard-4", env={"NOTE": 'a "quoted" \\ {{ x }}\n☃'})
 GPU = WorkerPool(machine_type="n1-standard-8", accelerator_type="NVIDIA_TESLA_T4", accelerator_count=2)

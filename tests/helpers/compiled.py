@@ -2,7 +2,7 @@
 
 import yaml
 
-from shardline.components.vertex.job import Cluster, CustomJobSettings, WorkerPool
+from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 
 JOB = CustomJobSettings(cluster=Cluster.of(WorkerPool(replica_count=1, machine_type="n1-standard-8")))
 

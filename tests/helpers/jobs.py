@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from shardline.components.vertex.payload import PoolSpec
+from shardline.components.custom_job import PoolSpec
 from shardline.pipelines.local.job.custom_job import CustomJob
 
 #: What every replica's program starts with.

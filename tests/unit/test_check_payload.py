@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from shardline.components.vertex.payload import ANY, whole_number
+from shardline.components.custom_job import ANY, whole_number
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
 from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from shardline.pipelines.local.job.custom_job import parse_payload

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.vertex.client import Platform
+from shardline.components.vertex import Platform
 from shardline.pipelines.settings import NAMES, load_environment, read_environment
 from shardline.trainer.base.errors import PlatformError, SettingsError
 

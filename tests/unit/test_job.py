@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
+from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas
 from shardline.trainer.base.errors import PipelineError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.custom_job import CustomJobSettings
 from shardline.pipelines import settings
 from shardline.trainer.base.errors import SettingsError
 

@@ -14,9 +14,9 @@ import pytest
 import requests
 from google.api_core import exceptions
 
+from shardline.components import vertex
 from shardline.components.storage import Storage, ordered_map, storage
-from shardline.components.vertex import client
-from shardline.components.vertex.client import with_retries
+from shardline.components.vertex import with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
 
 
 def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "READ_RETRY_S", 0.05)
+    monkeypatch.setattr(vertex, "READ_RETRY_S", 0.05)
 
     def read(item: str) -> str:
         raise ConnectionError("injected")

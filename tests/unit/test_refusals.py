@@ -10,7 +10,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from google.rpc import error_details_pb2
 
-from shardline.components.vertex.client import RefusalKind, platform_errors, refusal_kind, retry_policy
+from shardline.components.vertex import RefusalKind, platform_errors, refusal_kind, retry_policy
 from shardline.trainer.base.errors import PlatformError
 
 

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 from kfp import dsl
 
+from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
 from shardline.components.train.settings import read_training, with_tuned
 from shardline.components.tune.study import (
     STOPPING,
@@ -23,7 +24,6 @@ from shardline.components.tune.study import (
     read_study,
     read_value,
 )
-from shardline.components.vertex.job import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.parameters import load_study
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.loop.measurements import Measurements, read_measurements

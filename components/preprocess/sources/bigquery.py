@@ -31,7 +31,7 @@ from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import resolve
 from shardline.components.text import size as size_text
-from shardline.components.vertex.client import platform_error, with_retries
+from shardline.components.vertex import platform_error, with_retries
 from shardline.trainer.base.errors import ShardlineError, SourceError
 from shardline.trainer.base.progress import report
 

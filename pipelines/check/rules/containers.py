@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardline.components.code import largest
+from shardline.components.custom_job import IMAGE, argv, list_at, literal_string, mapping_at
 from shardline.components.text import truncate
-from shardline.components.vertex.forms import IMAGE
-from shardline.components.vertex.payload import argv, list_at, literal_string, mapping_at
 from shardline.pipelines.check.pipeline import (
     PARAMETER,
     PLACEHOLDER,

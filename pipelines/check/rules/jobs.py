@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shardline.components.vertex.forms import other_region, seconds, wrong_label
-from shardline.components.vertex.payload import (
+from shardline.components.custom_job import (
+    duration_seconds,
     is_surely_missing,
     literal_string,
     mapping_at,
+    other_region,
     refusals,
     whole_number,
+    wrong_label,
 )
 from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, strings
 from shardline.pipelines.check.registry import Found, rules
@@ -118,7 +120,7 @@ def scheduling(job: Job) -> Found:
         Source: Scheduling.
     """
     timeout = literal_string(job.scheduling.get("timeout"))
-    duration = seconds(timeout)
+    duration = duration_seconds(timeout)
     if duration == 0:
         yield "SL201", f"timeout is {timeout!r}"
     elif job.strategy == "FLEX_START" and (duration or 0) > 604_800:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.components.vertex import forms
-from shardline.components.vertex.payload import (
+from shardline.components.custom_job import (
     ROLES,
     JobSpec,
     PoolSpec,
+    duration_seconds,
     list_at,
     mapping_at,
     read_payload,
@@ -129,7 +129,7 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
     return CustomJob(
         worker_pools=tuple(_read_pool(index, pool) for index, pool in enumerate(pools)),
         display_name=content.get("display_name", "custom-job"),
-        timeout=None if timeout is None else forms.seconds(timeout),
+        timeout=None if timeout is None else duration_seconds(timeout),
         restart_job_on_worker_restart=bool(job.scheduling.get("restart_job_on_worker_restart", False)),
         disable_retries=bool(job.scheduling.get("disable_retries", False)),
         base_output_directory=job.base_output_directory,

@@ -24,8 +24,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardline.components.custom_job import ROLES
 from shardline.components.text import table, timestamp
-from shardline.components.vertex.payload import ROLES
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
 from shardline.pipelines.local.process import processes, start

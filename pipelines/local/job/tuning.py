@@ -15,7 +15,7 @@ from typing import Any
 
 import optuna
 
-from shardline.components.vertex.payload import PoolSpec, list_at, mapping_at
+from shardline.components.custom_job import PoolSpec, list_at, mapping_at
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine, parse_payload
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress

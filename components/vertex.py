@@ -239,7 +239,7 @@ def is_transient(error: BaseException) -> bool:
 def read_secret(name: str) -> str:
     """Returns the text of a secret in Secret Manager, without space around it; no error shows it.
 
-    `name` is a `forms.SECRET`. Raises PlatformError when Secret Manager refuses, or is not reached.
+    `name` is a `custom_job.SECRET`. Raises PlatformError when Secret Manager refuses, or is not reached.
     """
     from google.cloud.secretmanager import SecretManagerServiceClient
 
