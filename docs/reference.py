@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-import shardline.pipelines.check.checks  # noqa: F401  which fills RULES
-from shardline.pipelines.check.registry import RULES
+from shardline.pipelines.check import RULES
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import PLATFORM_OPTIONS
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from google.protobuf import json_format
 from kfp import compiler
 
-from shardline.pipelines.check import checks
-from shardline.pipelines.check.pipeline import Aim
-from shardline.pipelines.check.registry import Finding
+from shardline.pipelines.check import Finding, Pipeline, Target, check_pipeline, refuse_errors
 from shardline.pipelines.parameters import check_json, check_parameters, check_values
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
@@ -51,14 +49,14 @@ def _with_sorted_keys(line: re.Match[str]) -> str:
     return f"{line[1]}{value}]"
 
 
-def write(settings: Settings, output: Path, study: str | None = None) -> tuple[bool, list[Finding]]:
+def write_compiled(settings: Settings, output: Path, study: str | None = None) -> tuple[bool, list[Finding]]:
     """Compiles into a file; the arguments are as for `compile_pipeline`.
 
     Returns whether its content changed, and the warnings of `shardline check`. Raises PipelineError when it
     finds errors.
     """
     text = compile_pipeline(settings, study)
-    warnings = checks.refuse_errors(checks.check(replace(checks.parse(text, output), aim=Aim.HERE)))
+    warnings = refuse_errors(check_pipeline(replace(Pipeline.parse(text, output), target=Target.LOCAL)))
     if _has_content(output, text):
         return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +64,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
     return True, warnings
 
 
-def check(settings: Settings, output: Path, study: str | None = None) -> None:
+def check_compiled(settings: Settings, output: Path, study: str | None = None) -> None:
     """Checks that a file is what the code compiles to; PipelineError when it is missing or differs."""
     text = compile_pipeline(settings, study)
     if not output.is_file():

@@ -1,27 +1,102 @@
-"""Checks of a compiled pipeline, and of a run of it, against all rules."""
+"""Registry of the rules of a check, their findings, and the checks of a pipeline and of a run against all.
+
+A function of `job_rules`, `container_rules` or `run_rules` checks one kind of part of a pipeline and yields
+the code of a rule with what it found. Its docstring declares its rules; consecutive rules may share a fix and
+a source:
+
+    SL103 error: What is right.
+        Fix: What to do about a finding.
+        Source: Where this is documented.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
-from shardline.pipelines.check.pipeline import Aim, Pipeline, jobs
-from shardline.pipelines.check.registry import Finding, apply
-from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.check.pipeline import Pipeline, Schedule, Target
 from shardline.pipelines.parameters import check_parameters, check_values, fold_options
-from shardline.pipelines.spec import OWN_PIPELINES, defaults, parse_pipeline
+from shardline.pipelines.spec import OWN_PIPELINES, defaults
 from shardline.trainer.base.errors import PipelineError
 
+#: An error: the platform refuses it, or it fails or does something other than was meant. A warning: it works,
+#: and will probably be regretted.
+Severity = Literal["error", "warning"]
 
-def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake in a task, worker pool, parameter or schedule, and what to do about it.
+
+    `why` says in one line what was found; it never has the value of a secret.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: its code, which is never reused, what is right, what to do about a finding, and the source."""
+
+    code: str
+    severity: Severity
+    demand: str
+    fix: str
+    source: str
+
+
+#: Codes of rules, and what was found.
+Found = Iterator[tuple[str, str]]
+Check = Callable[[Any], Found]
+C = TypeVar("C", bound=Check)
+
+#: All rules by code.
+RULES: dict[str, Rule] = {}
+#: Functions that find mistakes, with the class of the parts that they check.
+_CHECKS: list[tuple[type[Any], Check]] = []
+_FLAGS = re.DOTALL | re.MULTILINE
+_RULES = re.compile(r"^(SL\d{3} .+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)", _FLAGS)
+_RULE = re.compile(r"^(SL\d{3}) (error|warning): (.+?)(?=\nSL|\Z)", _FLAGS)
+
+
+def rules(*subjects: type[Any]) -> Callable[[C], C]:
+    """Registers a function, and the rules in its docstring, for parts of these classes."""
+
+    def register(check: C) -> C:
+        for head, *below in _RULES.findall(inspect.getdoc(check) or ""):
+            for code, severity, demand in _RULE.findall(head):
+                if code in RULES:
+                    raise ValueError(f"two rules have the code {code}")
+                texts = (" ".join(text.split()) for text in (demand, *below))
+                RULES[code] = Rule(code, severity, *texts)
+        _CHECKS.extend((subject, check) for subject in subjects)
+        return check
+
+    return register
+
+
+def apply_rules(subjects: Sequence[Any]) -> Iterator[Finding]:
+    """Applies every rule to the parts of a pipeline of its class; each part has a `where`."""
+    for kind, check in _CHECKS:
+        for subject in subjects:
+            if type(subject) is kind:
+                for code, why in check(subject):
+                    yield Finding(code, RULES[code].severity, subject.where, why, RULES[code].fix)
+
+
+def check_pipeline(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
     """Returns what is wrong with a pipeline, and with its schedule; errors first."""
-    custom_jobs = jobs(pipeline)
     # A secret is reported alone: other rules quote values.
-    pools = [pool for job in custom_jobs for pool in job.pools]
-    found = list(apply(pipeline.parameters)) or apply(
-        [pipeline, *pipeline.tasks, *pipeline.executors, *custom_jobs, *pools, schedule]
+    pools = [pool for job in pipeline.jobs for pool in job.pools]
+    found = list(apply_rules(pipeline.parameters)) or apply_rules(
+        [pipeline, *pipeline.tasks, *pipeline.executors, *pipeline.jobs, *pools, schedule]
     )
     return sorted(
         dict.fromkeys(found),
@@ -64,20 +139,14 @@ def check_run(
         SourceError, ModelError: When there is no such source or model.
     """
     given = fold_options(spec, given)
-    refuse_errors(list(apply(Pipeline(spec, given).parameters)))  # before a value is quoted
+    refuse_errors(list(apply_rules(Pipeline(spec, given).parameters)))  # before a value is quoted
     parameters = check_parameters(spec, given)
     if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         packed = Pipeline(spec).packages
         check_values(spec["pipelineInfo"]["name"], defaults(spec) | parameters, here=here, packed=packed)
-    aim = Aim.HERE if here else Aim.SENT
-    findings = refuse_errors(check(Pipeline(spec, parameters, aim=aim, location=location), schedule))
+    pipeline = Pipeline(spec, parameters, target=Target.LOCAL if here else Target.PLATFORM, location=location)
+    findings = refuse_errors(check_pipeline(pipeline, schedule))
     refused = ("SL611",) if uri else ("SL611", "SL614")
     if found := next((finding for finding in findings if finding.code in refused), None):
         raise PipelineError(f"{found.why}; {found.fix}")
     return parameters, findings
-
-
-def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
-    """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
-    spec = parse_pipeline(content, path)
-    return Pipeline(spec, None if given is None else fold_options(spec, given))

@@ -1,4 +1,4 @@
-"""View of a compiled pipeline: its tasks, and the values of their inputs that are known before it runs."""
+"""View of a compiled pipeline: its tasks, the values known before it runs, its custom jobs, its schedule."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from shardline.components.code import read as read_code
@@ -21,9 +22,11 @@ from shardline.components.custom_job import (
     mapping_at,
     without_empty,
 )
+from shardline.pipelines.parameters import fold_options
+from shardline.pipelines.spec import parse_pipeline
 from shardline.trainer.base import code
-from shardline.trainer.base.deserialize import restore_integers
-from shardline.trainer.base.errors import PipelineError
+from shardline.trainer.base.deserialize import Count, restore_integers
+from shardline.trainer.base.errors import PipelineError, SettingsError
 
 #: A value that is known at run time only: another task's output, a loop's item, a required parameter.
 UNKNOWN: Final = object()
@@ -44,20 +47,20 @@ _ITERATORS = ("parameterIterator", "artifactIterator")
 _MOST_TASKS = 20_000
 
 
-class Aim(enum.Enum):
-    """Aim of a check: what happens to the pipeline next."""
+class Target(enum.Enum):
+    """Target of a pipeline that is checked: where it runs next."""
 
     #: It runs on this machine, or is only compiled: paths on the platform are not checked.
-    HERE = "here"
+    LOCAL = "local"
     #: `shardline check` reads it.
-    ASKED = "asked"
+    UNKNOWN = "unknown"
     #: It is sent to the platform.
-    SENT = "sent"
+    PLATFORM = "platform"
 
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A compiled pipeline (IR 2.x), the parameters of its run, and what happens to it next.
+    """A compiled pipeline (IR 2.x), the parameters of its run, and where it runs next.
 
     Attributes:
         spec: The pipeline's spec, as `parse_pipeline` reads it: its structure is checked there.
@@ -68,11 +71,17 @@ class Pipeline:
 
     spec: Mapping[str, Any]
     given: Mapping[str, Any] | None = None
-    aim: Aim = Aim.ASKED
+    target: Target = Target.UNKNOWN
     location: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     where = "pipeline"  # its name in a finding
+
+    @classmethod
+    def parse(cls, content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
+        """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
+        spec = parse_pipeline(content, path)
+        return cls(spec, None if given is None else fold_options(spec, given))
 
     @property
     def name(self) -> str:
@@ -107,6 +116,12 @@ class Pipeline:
             for label in found
             if mapping_at(found, label, "container")
         )
+
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        """The custom jobs that its tasks launch."""
+        templates = ((task, payload_of(task.container)) for task in self.tasks)
+        return tuple(_job(task, flatten(template, task)) for task, template in templates if template)
 
     @cached_property
     def code(self) -> dict[str, bytes]:
@@ -399,12 +414,6 @@ class Pool(PoolSpec):
         return f"{self.job.where}, worker pool {self.index}"
 
 
-def jobs(pipeline: Pipeline) -> tuple[Job, ...]:
-    """Returns the custom jobs that a pipeline's tasks launch."""
-    templates = ((task, payload_of(task.container)) for task in pipeline.tasks)
-    return tuple(_job(task, flatten(template, task)) for task, template in templates if template)
-
-
 def _job(task: Task, template: str) -> Job:
     payload, fault = fill(template, task), ""
     try:
@@ -414,3 +423,30 @@ def _job(task: Task, template: str) -> Job:
     if not isinstance(written, dict):
         written, fault = {}, "it is not a JSON object"
     return Job(mapping_at(without_empty(written)), task, template, payload, written, fault)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """One schedule, [schedules.NAME]; the fields are those of the Vertex AI API.
+
+    Its display name is NAME, by which it is found on the platform, and its cron expression begins with a time
+    zone: "TZ=Europe/Vienna 0 6 * * 1". `params` is a file of parameters, which `parameters` override.
+    settings/schedules.toml.example explains the fields; a count of None is no limit, and `paused` None leaves
+    it as it is on the platform.
+    """
+
+    cron: str
+    display_name: str
+    pipeline: str
+    params: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    max_concurrent_active_run_count: Count | None = 1
+    max_run_count: Count | None = None
+    paused: bool | None = None
+
+    where = "schedule"  # its name in a finding
+
+    def __post_init__(self) -> None:
+        name = self.display_name
+        if not name.strip() or '"' in name or not name.isprintable():
+            raise SettingsError(f"display_name must be a text without quotes and line breaks, got {name!r}")

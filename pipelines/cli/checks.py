@@ -26,7 +26,7 @@ from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:
-    from shardline.pipelines.check.registry import Finding
+    from shardline.pipelines.check import Finding
     from shardline.pipelines.doctor import Diagnosis
 
 _COLOURS = {"error": "red", "warning": "yellow"}
@@ -62,8 +62,7 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
 
     A schedule is checked with its pipeline and parameters, or alone if its pipeline is in the registry.
     """
-    from shardline.pipelines.check import checks
-    from shardline.pipelines.check.registry import apply
+    from shardline.pipelines.check import Pipeline, apply_rules, check_pipeline
     from shardline.pipelines.parameters import load_study
     from shardline.pipelines.remote import schedules
     from shardline.pipelines.settings import load, read_environment
@@ -71,7 +70,7 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
     from shardline.pipelines.tables import read_settings_file
 
     if path.suffix not in (".toml", ".example"):
-        return checks.check(checks.parse(read_pipeline(path), path, given))
+        return check_pipeline(Pipeline.parse(read_pipeline(path), path, given))
     keys = read_settings_file(path).keys()
     if not keys.isdisjoint({"metric", "parameter"}):  # keys of every study, and of no settings
         load_study(path)
@@ -79,17 +78,17 @@ def _check_file(path: Path, given: Mapping[str, Any] | None) -> list[Finding]:
     if schedules.TABLE not in keys:
         from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 
-        pipeline, values = checks.parse(compile_pipeline(load(path)), path, given), read_environment(path)
-        return checks.check(
+        pipeline, values = Pipeline.parse(compile_pipeline(load(path)), path, given), read_environment(path)
+        return check_pipeline(
             dataclasses.replace(pipeline, location=values.get("location", ""), environment=values)
         )
     findings = []
     for name, declared in schedules.load_schedules(path).items():
         if declared.pipeline.startswith("https://"):
-            own = list(apply([declared]))
+            own = list(apply_rules([declared]))
         else:
             file = Path(declared.pipeline)
-            own = checks.check(checks.parse(read_pipeline(file), file, declared.parameters), declared)
+            own = check_pipeline(Pipeline.parse(read_pipeline(file), file, declared.parameters), declared)
         findings += [dataclasses.replace(found, where=f"schedules.{name}: {found.where}") for found in own]
     return findings
 

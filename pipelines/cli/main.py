@@ -71,8 +71,8 @@ def compile(
 ) -> None:
     """Compile the retraining or the tuning pipeline."""
     from shardline.components.code import left_out
-    from shardline.pipelines import compile as compiling
     from shardline.pipelines import settings as environments
+    from shardline.pipelines.compile import check_compiled, write_compiled
     from shardline.pipelines.parameters import load_study
 
     environment = environments.load(settings)
@@ -81,10 +81,10 @@ def compile(
     searched = load_study(study) if pipeline == "tune" else None
     output = output or Path("compiled", f"{pipeline}.yaml")
     if check:
-        compiling.check(environment, output, searched)
+        check_compiled(environment, output, searched)
         click.echo(f"{output} is up to date")
     else:
-        changed, warnings = compiling.write(environment, output, searched)
+        changed, warnings = write_compiled(environment, output, searched)
         # The output may be standard output, which must then hold nothing but the pipeline.
         aside = not output.is_file() or output.is_relative_to("/dev")
         if warnings:

@@ -227,7 +227,7 @@ def train(
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
-    from shardline.pipelines.check.checks import check_run
+    from shardline.pipelines.check import check_run
     from shardline.pipelines.spec import OWN_PIPELINES, defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
@@ -295,7 +295,7 @@ def submit(
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked first, with its parameters, as
     'shardline check' does.
     """
-    from shardline.pipelines.check.checks import check_run
+    from shardline.pipelines.check import check_run
     from shardline.pipelines.remote import submit as submission
     from shardline.pipelines.spec import defaults
 
@@ -486,12 +486,11 @@ def upload(
 
     Its version gets the tags. An existing version is not uploaded again.
     """
-    from shardline.pipelines.check.checks import check, refuse_errors
-    from shardline.pipelines.check.pipeline import Aim, Pipeline
+    from shardline.pipelines.check import Pipeline, Target, check_pipeline, refuse_errors
     from shardline.pipelines.remote import upload as registry
 
     spec, _, content = read_spec(str(pipeline))
-    refuse_errors(check(Pipeline(spec, aim=Aim.SENT)))
+    refuse_errors(check_pipeline(Pipeline(spec, target=Target.PLATFORM)))
     proof = prove(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     version, is_new = registry.upload(address, name, pipeline, tags)

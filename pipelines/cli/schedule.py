@@ -24,7 +24,7 @@ from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, error_prefix, printable
 
 if TYPE_CHECKING:
-    from shardline.pipelines.check.rules.schedules import Schedule
+    from shardline.pipelines.check import Schedule
     from shardline.pipelines.remote.schedules import Existing, SchedulePlan
     from shardline.pipelines.settings import Environment
 
@@ -154,8 +154,7 @@ def _wanted(
     prove: Callable[..., str],
 ) -> Iterator[tuple[Schedule, dict[str, Any], str]]:
     from shardline.components.changes.detection import in_zone
-    from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.check.rules.schedules import split_zone
+    from shardline.pipelines.check import check_run, split_zone
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
     from shardline.pipelines.spec import defaults
@@ -190,7 +189,7 @@ def _row(item: Existing) -> tuple[str, ...]:
 
 def _next_run(item: Existing) -> str:
     """Returns when a schedule fires next, in its own zone and in UTC; "" if it does not."""
-    from shardline.pipelines.check.rules.schedules import split_zone, zone_of
+    from shardline.pipelines.check import split_zone, zone_of
     from shardline.pipelines.remote.schedules import ACTIVE
 
     if not item.get("nextRunTime") or item["state"] != ACTIVE:

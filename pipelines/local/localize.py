@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardline.components.custom_job import launcher_type, list_at, mapping_at
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check import Pipeline
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,

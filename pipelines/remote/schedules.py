@@ -28,7 +28,7 @@ from shardline.components.vertex import (
     platform_errors,
     refusal_kind,
 )
-from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.check import Schedule
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment

@@ -13,7 +13,7 @@ from shardline.components.custom_job import literal_string, mapping_at, whole_nu
 from shardline.components.runs import Run, VertexRun
 from shardline.components.text import facts, truncate
 from shardline.components.vertex import Platform
-from shardline.pipelines.check.pipeline import Job, Pipeline, jobs
+from shardline.pipelines.check import Job, Pipeline
 from shardline.pipelines.settings import Environment, missing_error
 from shardline.pipelines.spec import all_tasks, declared_parameters, defaults
 from shardline.trainer.base import progress
@@ -116,7 +116,6 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     """Returns a summary of a request of `job_request`; `file` is the pipeline's path or URL."""
     job = mapping_at(request, "pipelineJob")
     pipeline = Pipeline(mapping_at(job, "pipelineSpec"), parameters)
-    custom_jobs = jobs(pipeline)
     default_values = defaults(pipeline.spec)
     changed = [
         f"{name}={truncate(value, 60)}"
@@ -126,9 +125,9 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     if rest := len(declared_parameters(pipeline.spec)) - len(changed):
         changed.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
-    launchers = {literal_string(item.task.container.get("image")) for item in custom_jobs}
+    launchers = {literal_string(item.task.container.get("image")) for item in pipeline.jobs}
     images = [literal_string(executor.container.get("image")) for executor in pipeline.executors]
-    images += [pool.image for item in custom_jobs for pool in item.pools]
+    images += [pool.image for item in pipeline.jobs for pool in item.pools]
     outputs = mapping_at(job, "runtimeConfig").get("gcsOutputDirectory")
     rows = [
         ("what", f"{job.get('displayName')}, {file}"),
@@ -137,7 +136,7 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
         ("as", str(account)),
         ("parameters", ", ".join(changed)),
         ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
-        *(("training", _machines(item)) for item in custom_jobs),
+        *(("training", _machines(item)) for item in pipeline.jobs),
         ("tags", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]

@@ -15,13 +15,12 @@ from shardline.components import with_image
 from shardline.components.code import files_of, pack, read, with_code, with_imported
 from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
-from shardline.pipelines.check.checks import check_run
-from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.check import Pipeline, Target, check_run
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.local.run import run_pipeline
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PipelineError
-from tests.helpers.checks import check_pipeline, codes
+from tests.helpers.checks import check_spec, codes
 from tests.helpers.markdown import ROOT
 
 SMALL = WorkerPool(machine_type="n1-standard-4")
@@ -80,8 +79,8 @@ def test_code_that_is_edited_and_not_compiled_is_refused(project: Path) -> None:
     check_run(spec, {}, here=True)
     write("return 'edited'")
     (project.parent / "more.py").touch()
-    for aim in Aim:
-        assert "SL614" in codes(spec, aim=aim)
+    for target in Target:
+        assert "SL614" in codes(spec, target=target)
     for here in (True, False):
         with pytest.raises(PipelineError) as caught:
             check_run(spec, {}, here=here)
@@ -92,7 +91,7 @@ def test_code_that_is_edited_and_not_compiled_is_refused(project: Path) -> None:
 
 def test_a_secret_in_the_code_is_refused(project: Path) -> None:
     write("return 'AKIA" + 16 * "A" + "'")
-    found = check_pipeline(compiled(component(pack(["boxed"]))))
+    found = check_spec(compiled(component(pack(["boxed"]))))
     assert [(each.code, each.why) for each in found if each.code == "SL811"] == [
         ("SL811", "boxed/model.py holds an AWS access key")
     ]
@@ -101,7 +100,7 @@ def test_a_secret_in_the_code_is_refused(project: Path) -> None:
 def test_code_that_is_too_long_for_all_pools_of_a_job_is_refused(project: Path) -> None:
     project.write_bytes(b"# " + os.urandom(50_000).hex().encode())
     spec = compiled(custom_job(component(pack(["boxed"])), POOLS))
-    (why,) = (each.why for each in check_pipeline(spec) if each.code == "SL310")
+    (why,) = (each.why for each in check_spec(spec) if each.code == "SL310")
     assert "each of its 2 worker pools has your code: boxed/model.py (100.0 kB), boxed/__init" in why
 
 

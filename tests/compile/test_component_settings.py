@@ -8,8 +8,7 @@ import yaml
 from kfp import compiler, dsl
 
 from shardline.components import Cluster, CustomJobSettings, WorkerPool, with_image
-from shardline.pipelines.check.checks import check
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check import Pipeline, check_pipeline
 
 PLAIN = with_image("image:1")
 ON_TWO = with_image(
@@ -35,7 +34,7 @@ def findings(
 
     compiler.Compiler().compile(own, str(path / "own.yaml"))
     spec = yaml.safe_load((path / "own.yaml").read_text())
-    return [f"{one.where}: {one.why}" for one in check(Pipeline(spec, given)) if one.code == "SL613"]
+    return [f"{one.where}: {one.why}" for one in check_pipeline(Pipeline(spec, given)) if one.code == "SL613"]
 
 
 @pytest.mark.parametrize("ours", [PLAIN, ON_TWO], ids=["task", "job"])

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from shardline.components.register.registration import Deploy, ModelUpload
-from shardline.pipelines.check.checks import check, parse
+from shardline.pipelines.check import Pipeline, check_pipeline
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
@@ -54,7 +54,7 @@ def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed()
     assert not tasks["model-deploy"].get("cachingOptions")
     checked = {"pipeline": "retrain", "parent_model": PARENT, "endpoint": ENDPOINT}
     assert checked.items() <= given(tasks["serving-model"]).items()
-    assert check(parse(text, Path("p.yaml"))) == []
+    assert check_pipeline(Pipeline.parse(text, Path("p.yaml"))) == []
 
 
 def test_without_an_endpoint_each_run_makes_one_where_it_runs() -> None:
@@ -100,7 +100,7 @@ def test_an_image_keeps_its_digest_everywhere_and_a_tag_is_warned_of(image: str)
     ours = {name for name in own if "ml-pipeline" not in name}
 
     assert ours == {image}
-    warned = {finding.code for finding in check(parse(text, Path("p.yaml")))}
+    warned = {finding.code for finding in check_pipeline(Pipeline.parse(text, Path("p.yaml")))}
     assert warned == (set() if "@" in image else {"SL403"})
 
 

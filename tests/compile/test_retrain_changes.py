@@ -9,7 +9,7 @@ import yaml
 from shardline.components.changes.component import detect_changes
 from shardline.pipelines import settings
 from shardline.pipelines.compile import compile_pipeline
-from tests.helpers.checks import check_pipeline
+from tests.helpers.checks import check_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = settings.load(ROOT / "settings" / "local.toml")
@@ -87,7 +87,7 @@ def test_many_tasks_write_a_dataset_where_the_settings_say_so(in_many_tasks):
     }
     (task,) = tasks_of(in_many_tasks, "plan-shards")
     assert task["inputs"]["parameters"]["tasks"] == {"runtimeValue": {"constant": 3.0}}
-    assert check_pipeline(in_many_tasks) == []
+    assert check_spec(in_many_tasks) == []
 
 
 def test_what_is_conditional_compares_booleans_and_numbers(spec):
@@ -116,7 +116,7 @@ def test_an_email_takes_the_place_of_the_exit_handler():
     task = spec["root"]["dag"]["tasks"][name]
     assert name == "vertex-pipelines-notification-email"
     assert task["inputs"]["parameters"]["recipients"]["runtimeValue"] == {"constant": ["team@example.com"]}
-    assert check_pipeline(spec) == []
+    assert check_spec(spec) == []
 
 
 def test_a_cached_dataset_is_one_of_the_same_data(spec):

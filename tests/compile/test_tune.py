@@ -11,11 +11,12 @@ from click.testing import CliRunner
 
 from shardline.components.custom_job import CustomJobSettings
 from shardline.pipelines import settings
-from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline, jobs
+from shardline.pipelines.check import Pipeline
+from shardline.pipelines.check.pipeline import UNKNOWN_TEXT
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.parameters import load_study
-from tests.helpers.checks import check_pipeline
+from tests.helpers.checks import check_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL, STUDY = ROOT / "settings" / "local.toml", ROOT / "settings" / "tune.toml"
@@ -73,7 +74,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
     )
     spec = compiled(replace(local, train=train))
 
-    job, _ = jobs(Pipeline(spec))
+    job, _ = Pipeline(spec).jobs
     assert job.content["display_name"] == "tune"
     assert job.scheduling["restart_job_on_worker_restart"] is True
     assert (job.strategy, job.scheduling["max_wait_duration"]) == ("FLEX_START", "3600s")
@@ -88,7 +89,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
 def test_check_finds_nothing_and_the_study_is_the_default():
     spec = compiled(settings.load(LOCAL))
 
-    assert check_pipeline(spec) == []
+    assert check_spec(spec) == []
     default = spec["root"]["inputDefinitions"]["parameters"]["study"]["defaultValue"]
     assert json.loads(default)["metric"] == "val_accuracy"
 

@@ -12,8 +12,7 @@ from kfp import compiler, dsl
 
 from shardline.components.custom_job import REDUCTION_SERVER_IMAGE, Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
-from shardline.pipelines.check.checks import check
-from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check import Pipeline, check_pipeline
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers.payloads import payload, received
 
@@ -222,9 +221,10 @@ def test_values_that_make_a_bad_payload_are_found_in_the_payload(tmp_path: Path)
         timeout="604801s",
         service_account='a "b"',
     )
-    found = {finding.code for finding in check(Pipeline(compiled(settings, tmp_path)))}
+    found = {finding.code for finding in check_pipeline(Pipeline(compiled(settings, tmp_path)))}
     assert "SL301" in found
     found = {
-        finding.code for finding in check(Pipeline(compiled(replace(settings, service_account=""), tmp_path)))
+        finding.code
+        for finding in check_pipeline(Pipeline(compiled(replace(settings, service_account=""), tmp_path)))
     }
     assert {"SL101", "SL201", "SL322"} <= found

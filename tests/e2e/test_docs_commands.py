@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from shardline.pipelines.check.checks import check_run
+from shardline.pipelines.check import check_run
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers import programs
 from tests.helpers.datasets import serialize

@@ -7,27 +7,24 @@ import functools
 import json
 from typing import Any
 
-from shardline.pipelines.check.checks import check
-from shardline.pipelines.check.pipeline import Aim, Pipeline
-from shardline.pipelines.check.registry import Finding
-from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.check import Finding, Pipeline, Schedule, Target, check_pipeline
 
 CONTAINER = {"image_uri": "registry/trainer:1", "command": ["python3", "-m", "shardline.trainer.task"]}
 
 
-def check_pipeline(
+def check_spec(
     spec: dict[str, Any],
     parameters: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
-    aim: Aim = Aim.ASKED,
+    target: Target = Target.UNKNOWN,
 ) -> list[Finding]:
     """Returns what is wrong with a pipeline."""
-    return check(Pipeline(spec, parameters, aim=aim), schedule)
+    return check_pipeline(Pipeline(spec, parameters, target=target), schedule)
 
 
 def codes(spec: dict[str, Any], **context: Any) -> set[str]:
     """Returns the codes of what is wrong with a pipeline."""
-    return {finding.code for finding in check_pipeline(spec, **context)}
+    return {finding.code for finding in check_spec(spec, **context)}
 
 
 def task(

@@ -26,7 +26,7 @@ from shardline.components.preprocess.images.codec import Codec
 from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, Gate, parse_rule
 from shardline.components.validate.metrics import CHECKS, QUALITY, SERVING
 from shardline.pipelines import settings
-from shardline.pipelines.check.checks import check, check_run, parse
+from shardline.pipelines.check import Pipeline, check_pipeline, check_run
 from shardline.pipelines.parameters import load_study
 from shardline.pipelines.spec import parse_pipeline
 from shardline.trainer.cluster import cluster
@@ -149,6 +149,10 @@ def _check_parameters(given: dict[str, Any]) -> Any:
     return check_run(_retrain(), given)
 
 
+def _check(text: str) -> Any:
+    return check_pipeline(Pipeline.parse(text, _PATH))
+
+
 def _damaged_files(*sound: bytes) -> st.SearchStrategy[bytes]:
     """Draws files of bytes that have been damaged as disks, transfers and writers damage them."""
     numbers = st.integers(0, 2**32 - 1)
@@ -211,8 +215,8 @@ TARGETS: dict[str, Target] = {
         altered(st.just(yaml.safe_dump(checks.pipeline())), *_YAML_WORDS),
         lambda text: parse_pipeline(text, _PATH),
     ),
-    "pipeline": Target(damaged(checks.pipeline()), lambda spec: check(parse(_JSON(spec), _PATH))),
-    "retrain": Target(damaged(_retrain()).map(_JSON), lambda text: check(parse(text, _PATH))),
+    "pipeline": Target(damaged(checks.pipeline()), lambda spec: _check(_JSON(spec))),
+    "retrain": Target(damaged(_retrain()).map(_JSON), _check),
     "tfrecord": Target(_damaged_files(_records()), in_file(_read_records, "a.tfrecord")),
     "image": Target(
         _damaged_files(*damage.sound_pngs().values(), *damage.sound_jpegs().values()), _store_image

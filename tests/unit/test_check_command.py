@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from docs.reference import rules_page
-from shardline.pipelines.check.registry import RULES
+from shardline.pipelines.check import RULES
 from shardline.pipelines.cli import main as cli
 from tests.helpers.checks import job, pipeline, pool, task
 

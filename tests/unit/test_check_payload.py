@@ -10,17 +10,18 @@ import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
 from shardline.components.custom_job import ANY, whole_number
-from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Job, Pipeline, Task, fill, jobs
-from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
+from shardline.pipelines.check import Job, Pipeline
+from shardline.pipelines.check.job_rules import JOB_PARAMETERS
+from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Task, fill
 from shardline.pipelines.local.job.custom_job import parse_payload
 from shardline.trainer.base.errors import PipelineError
-from tests.helpers.checks import check_pipeline, codes, component, job, pipeline, pool, raw_job, task
+from tests.helpers.checks import check_spec, codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"
 
 
 def only_job(spec: dict[str, Any]) -> Job:
-    (found,) = jobs(Pipeline(spec))
+    (found,) = Pipeline(spec).jobs
     return found
 
 
@@ -136,7 +137,7 @@ def test_check_and_a_local_run_refuse_what_the_launcher_s_client_refuses(
 ) -> None:
     spec = raw_job(job_spec={"worker_pool_specs": [pool(container=wrong)]})
 
-    (found,) = (finding for finding in check_pipeline(spec) if finding.code == "SL301")
+    (found,) = (finding for finding in check_spec(spec) if finding.code == "SL301")
     assert re.search(why, found.why)
     with pytest.raises(PipelineError, match=re.escape(found.why)):
         parse_payload(only_job(spec).payload, "{}")

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from shardline.components.code import pack
-from shardline.pipelines.check.checks import check, check_run
-from shardline.pipelines.check.pipeline import Aim, Pipeline
-from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.check import Pipeline, Schedule, Target, check_pipeline, check_run
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import ShardlineError
-from tests.helpers.checks import check_pipeline, codes, component, gpu_pool, job, pipeline, pool, task
+from tests.helpers.checks import check_spec, codes, component, gpu_pool, job, pipeline, pool, task
 
 T4 = gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 1)
 REDUCER = pool(
@@ -186,7 +184,7 @@ def test_what_a_run_is_given(code: str, broken: dict[str, Any], repaired: dict[s
     assert code in codes(RETRAIN, parameters=GIVEN | broken)
     assert code not in codes(RETRAIN, parameters=GIVEN | repaired)
     # On this machine they are places like others.
-    assert not {"SL607", "SL610"} & codes(RETRAIN, parameters=GIVEN | broken, aim=Aim.HERE)
+    assert not {"SL607", "SL610"} & codes(RETRAIN, parameters=GIVEN | broken, target=Target.LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +213,7 @@ def test_a_package_that_the_image_does_not_hold(
 
     assert (code in codes(RETRAIN, parameters=given)) == is_found
     held = Pipeline({**RETRAIN, "more": UNPACK.format(pack(["leafnet"]))}, given)
-    assert code not in {finding.code for finding in check(held)}
+    assert code not in {finding.code for finding in check_pipeline(held)}
 
 
 def test_code_that_is_not_that_of_the_working_directory(
@@ -249,10 +247,10 @@ def test_components_in_a_pipeline_of_ones_own_have_valid_settings() -> None:
 def test_ones_own_image_names_its_registry() -> None:
     code, elsewhere = "SL411", json.loads(json.dumps(RETRAIN).replace("shardline:0.1.0", "leafnet:0.1.0"))
 
-    assert code in codes(RETRAIN, aim=Aim.SENT)
-    assert code in codes(elsewhere, aim=Aim.SENT)
-    assert code not in codes(SENT, aim=Aim.SENT) | codes(RETRAIN, aim=Aim.HERE)
-    assert code not in codes(image("python:3.11"), aim=Aim.SENT)
+    assert code in codes(RETRAIN, target=Target.PLATFORM)
+    assert code in codes(elsewhere, target=Target.PLATFORM)
+    assert code not in codes(SENT, target=Target.PLATFORM) | codes(RETRAIN, target=Target.LOCAL)
+    assert code not in codes(image("python:3.11"), target=Target.PLATFORM)
 
 
 def test_a_run_without_a_place_for_its_champion_is_said_and_then_refused() -> None:
@@ -269,7 +267,7 @@ def test_a_tensorboard_and_a_network_are_in_the_region_of_the_run() -> None:
     attachment = "projects/p/regions/europe-west4/networkAttachments/a"
     for used in ({"tensorboard": TENSORBOARD}, {"psc_interface_config": {"network_attachment": attachment}}):
         for region, found in (("us-east1", True), ("europe-west4", False)):
-            findings = check(Pipeline(job(**used), location=region))
+            findings = check_pipeline(Pipeline(job(**used), location=region))
             assert ("SL217" in {finding.code for finding in findings}) == found
 
 
@@ -280,7 +278,7 @@ def test_an_endpoint_and_a_key_are_in_the_region_of_the_run() -> None:
     key = {"encryption_spec_key_name": CRYPTO_KEY.format("us-east1")}
     for parts in ({"spec": spec}, {"spec": pipeline(), "environment": key}):
         for region, found in (("us-east1", False), ("europe-west4", True)):
-            findings = check(Pipeline(location=region, **parts))
+            findings = check_pipeline(Pipeline(location=region, **parts))
             assert ("SL217" in {finding.code for finding in findings}) == found
 
 
@@ -320,7 +318,7 @@ def test_a_job_of_many_different_pools_is_right() -> None:
 
 
 def test_a_finding_never_shows_the_secret() -> None:
-    found = check_pipeline(declaring(KEY)) + check_pipeline(reading(KEY))
+    found = check_spec(declaring(KEY)) + check_spec(reading(KEY))
 
     assert {finding.code for finding in found} == {"SL811"}
     assert KEY not in str(found)

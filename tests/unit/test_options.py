@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.checks import check_run
+from shardline.pipelines.check import check_run
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import ShardlineError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardline.components.text import timestamp
-from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.check import Schedule
 from shardline.pipelines.remote.schedules import (
     NEW,
     Existing,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.checks import check, check_run
-from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.check.rules.containers import secret_kind
+from shardline.pipelines.check import Pipeline, check_pipeline, check_run
+from shardline.pipelines.check.container_rules import secret_kind
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
@@ -112,7 +111,7 @@ def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
     for name in ("model", "epochs", "source"):
         with pytest.raises(PipelineError, match=f"SL811 parameter {name}: {name} holds an AWS") as caught:
             check_run(own, {name: AWS})
-        assert AWS not in str(caught.value) + str(check(Pipeline(own, {name: AWS})))
+        assert AWS not in str(caught.value) + str(check_pipeline(Pipeline(own, {name: AWS})))
 
 
 @pytest.mark.timeout(20)

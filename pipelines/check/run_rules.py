@@ -1,4 +1,4 @@
-"""Rules about the parameters of a run: their names and values, and the paths that it reads and writes."""
+"""Rules about a run: names and values of its parameters, the paths that it uses, its code, its schedule."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from shardline.components.changes.detection import plugins_of, read_settings
 from shardline.components.code import files_of, is_own
 from shardline.components.text import enumerate_names
-from shardline.pipelines.check.pipeline import Aim, Pipeline, Task
-from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.checks import Found, rules
+from shardline.pipelines.check.pipeline import Pipeline, Schedule, Target, Task
 from shardline.pipelines.parameters import check_parameters, check_values, convert
 from shardline.pipelines.spec import OWN_PIPELINES
 from shardline.trainer.base.errors import ShardlineError
@@ -31,7 +32,7 @@ def values(pipeline: Pipeline) -> Found:
         Fix: pass a valid value; 'shardline run' refuses this one, too
         Source: Shardline.
     """
-    if pipeline.given is None or pipeline.aim is not Aim.ASKED:
+    if pipeline.given is None or pipeline.target is not Target.UNKNOWN:
         return  # `check_run` checks them before a run
     code = "SL601"
     try:
@@ -104,7 +105,7 @@ def places(pipeline: Pipeline) -> Found:
         Fix: pass champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
         Source: Shardline.
     """
-    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
+    if pipeline.given is None or pipeline.target is Target.LOCAL or pipeline.name not in OWN_PIPELINES:
         return
     known = _values(pipeline)
     for name, path, written in _places(known):
@@ -123,7 +124,7 @@ def contents(pipeline: Pipeline) -> Found:
         Source: Shardline.
     """
     dockerfile = Path("Dockerfile")
-    if pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES or not dockerfile.is_file():
+    if pipeline.target is Target.LOCAL or pipeline.name not in OWN_PIPELINES or not dockerfile.is_file():
         return
     joined = re.sub(r"\\\s*\n", " ", dockerfile.read_text(encoding="utf-8"))
     copied = "\n".join(re.findall(r"(?im)^\s*(?:COPY|ADD)\s+(.*)", joined))
@@ -194,3 +195,43 @@ def _fault(path: str, written: bool) -> str:
         return ", a directory of the container, which is deleted with it"
     # The image may hold an absolute path.
     return "" if os.path.isabs(path) and not os.path.exists(path) else ", a path on this machine"
+
+
+def split_zone(expression: str) -> tuple[str, str]:
+    """Splits "TZ=ZONE FIELDS" (or CRON_TZ=) into zone and fields; the zone is "" without one."""
+    match = re.match(r"(?s)(?:CRON_)?TZ=(\S*)\s*(.*)", expression.strip())
+    return (match[1], match[2]) if match else ("", expression)
+
+
+@rules(Schedule)
+def times(schedule: Schedule) -> Found:
+    """Times at which a schedule fires. The API itself refuses wrong values in a cron expression at once.
+
+    SL901 error: A cron expression has five fields.
+        Fix: write minute, hour, day, month and weekday with a time zone: TZ=Europe/Vienna 0 6 * * 1
+        Source: Schedule.cron.
+    SL902 error: A cron expression has a time zone of the IANA database.
+        Fix: put the zone in front, an IANA name: TZ=Europe/Vienna 0 6 * * 1
+        Source: Schedule.cron.
+    SL909 warning: A schedule fires at most once an hour.
+        Fix: name one minute, and the hours that you mean: TZ=Europe/Vienna 0 6 * * 1
+        Source: vertex-ai/pricing: each run costs a fee.
+    """
+    name, expression = split_zone(schedule.cron)
+    fields = expression.split()
+    if len(fields) != 5:
+        yield "SL901", f"cron {schedule.cron!r} has {len(fields)} fields, not 5"
+    elif not fields[0].isdecimal():
+        yield "SL909", f"cron {schedule.cron!r} names several minutes of an hour"
+    if not name:
+        yield "SL902", f"cron {schedule.cron!r} has no time zone"
+    elif zone_of(name) is None:
+        yield "SL902", f"there is no time zone {name!r}"
+
+
+def zone_of(name: str) -> ZoneInfo | None:
+    """Returns a time zone; None if this machine knows none of this name."""
+    try:
+        return ZoneInfo(name) if name else None
+    except (KeyError, ValueError, OSError):
+        return None

@@ -15,8 +15,8 @@ from shardline.components.custom_job import (
     whole_number,
     wrong_label,
 )
+from shardline.pipelines.check.checks import Found, rules
 from shardline.pipelines.check.pipeline import PARAMETER, Job, Pipeline, Pool, strings
-from shardline.pipelines.check.registry import Found, rules
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 

@@ -11,23 +11,22 @@ from typing import Any
 from shardline.components.code import largest
 from shardline.components.custom_job import IMAGE, argv, list_at, literal_string, mapping_at
 from shardline.components.text import truncate
+from shardline.pipelines.check.checks import Found, rules
+from shardline.pipelines.check.job_rules import JOB_PARAMETERS
 from shardline.pipelines.check.pipeline import (
     PARAMETER,
     PLACEHOLDER,
     UNKNOWN,
-    Aim,
     Executor,
     Job,
     Parameter,
     Pipeline,
     Pool,
+    Target,
     Task,
-    jobs,
     payload_of,
     strings,
 )
-from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.check.rules.jobs import JOB_PARAMETERS
 from shardline.pipelines.settings import placeholder
 from shardline.pipelines.spec import OWN_PIPELINES
 
@@ -57,9 +56,8 @@ def images(pipeline: Pipeline) -> Found:
         Fix: write your own project and bucket
         Source: settings/vertex.toml.example.
     """
-    custom_jobs = jobs(pipeline)
     of_tasks = {literal_string(executor.container.get("image")) for executor in pipeline.executors}
-    found = sorted(filter(None, of_tasks | {pool.image for job in custom_jobs for pool in job.pools}))
+    found = sorted(filter(None, of_tasks | {pool.image for job in pipeline.jobs for pool in job.pools}))
     for image in found:
         if not IMAGE.fits(image):
             yield "SL411", f"the image {image!r} is not {IMAGE.description}"
@@ -67,16 +65,16 @@ def images(pipeline: Pipeline) -> Found:
         can_move = _has_registry(image) or tag in ("", "latest")
         if can_move and "@" not in image and not _RELEASED.match(image):
             yield "SL403", f"the image {image} is named without a digest, and can be moved"
-    if pipeline.aim is Aim.HERE:
+    if pipeline.target is Target.LOCAL:
         return
     for image in found:
         is_own = pipeline.name in OWN_PIPELINES or re.match(r"shardline([:@-]|$)", image)
-        if pipeline.aim is Aim.SENT and is_own and not _has_registry(image):
+        if pipeline.target is Target.PLATFORM and is_own and not _has_registry(image):
             yield "SL411", f"the image {image} has no registry, so the platform cannot pull it"
     texts = [("the image", image) for image in found]
     given = [*pipeline.environment.items(), *(pipeline.given or {}).items()]
     texts += [(str(name), str(value)) for name, value in given]
-    texts += [item for job in custom_jobs for item in job.spec.items() if isinstance(item[1], str)]
+    texts += [item for job in pipeline.jobs for item in job.spec.items() if isinstance(item[1], str)]
     for name, text in dict.fromkeys(texts):
         if word := placeholder(name, text):
             yield "SL412", f"{name} is {text!r}, where {word} stands for your own"
