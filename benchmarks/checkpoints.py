@@ -28,8 +28,8 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     from benchmarks import training_process
     from shardline.trainer.checkpoint.state import Position, TrainingState
     from shardline.trainer.checkpoint.store import Checkpoints, Identity
-    from shardline.trainer.cluster.cluster import read_cluster
-    from shardline.trainer.cluster.collectives import make_summation
+    from shardline.trainer.cluster import read_cluster
+    from shardline.trainer.distribute.collectives import make_summation
     from shardline.trainer.loop.step import StepLoop
 
     name, side, batch, steps = WORKS[work]

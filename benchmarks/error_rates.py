@@ -31,7 +31,7 @@ from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, RegressionOutcomes
-from shardline.trainer.data.features import CLASS, REGRESSION, Label
+from shardline.trainer.manifest import CLASS, REGRESSION, Label
 
 # 2. Coverage.
 

@@ -30,8 +30,9 @@ import shardline
 from shardline.pipelines.parameters import read_parameters
 from shardline.pipelines.project import new
 from shardline.pipelines.project.data import inspect
+from shardline.trainer import manifest
 from shardline.trainer.base import plugins
-from shardline.trainer.data import examples, manifest
+from shardline.trainer.data import examples
 
 #: Tables, by name: a loader of scikit-learn, or a file of a package, and the column to predict.
 TABLES: dict[str, tuple[Any, str]] = {

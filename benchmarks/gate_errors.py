@@ -31,7 +31,7 @@ from benchmarks.error_rates import (
     tables,
 )
 from benchmarks.simulated import DIFFER, shares_of_verdicts
-from shardline.trainer.data.features import CLASS, REGRESSION
+from shardline.trainer.manifest import CLASS, REGRESSION
 
 DRAWS = 1_000
 #: Draws of the table of simulated models, which a test makes.

@@ -29,7 +29,7 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.trainer.data.features import compute_placement
+from shardline.trainer.manifest import compute_placement
 
 SIDE = 224
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardline.components.validate.metrics.outcomes import ClassOutcomes
-from shardline.trainer.data.features import CLASS, LABEL, Label, Tally
+from shardline.trainer.manifest import CLASS, LABEL, Label, Tally
 
 EXAMPLES, CLASSES = 20_000, 1_000
 

@@ -35,7 +35,7 @@ from sklearn.preprocessing import StandardScaler
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.text import table
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import Manifest
 
 #: Of the photos: side of a crop in pixels, and crops of each photo.
 CROP, CROPS = 96, 25

@@ -24,7 +24,7 @@ import time
 
 import numpy as np
 
-from shardline.trainer.cluster.ring import Ring
+from shardline.trainer.distribute.ring import Ring
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _SIDES = ("shardline0", "shardline1")

@@ -65,9 +65,9 @@ def contenders(directory: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     def feed(name: str) -> Any:
-        from shardline.trainer.data.manifest import load
         from shardline.trainer.data.pipeline import InputPipeline
-        from shardline.trainer.data.sharding import EpochPlan
+        from shardline.trainer.manifest import load
+        from shardline.trainer.sharding import EpochPlan
 
         manifest = load(directory / name)
         plan = EpochPlan(manifest.splits["train"].records, 1, _BATCH)
@@ -91,7 +91,7 @@ def contenders(directory: Path) -> dict[str, Any]:
         return parsed.batch(_BATCH).prefetch(tf.data.AUTOTUNE)
 
     def limit() -> Any:
-        from shardline.trainer.data.manifest import load
+        from shardline.trainer.manifest import load
 
         manifest = load(directory / "224")
         paths = [str(directory / "224" / shard.file) for shard in manifest.splits["train"].shards]

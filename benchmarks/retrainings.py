@@ -25,7 +25,7 @@ from shardline.components.validate.gate.rules import CHAMPION, LABEL_RULES
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import ClassOutcomes
-from shardline.trainer.data.features import CLASS, Label
+from shardline.trainer.manifest import CLASS, Label
 
 DRAWS = 12
 SIZES = (50, 167, 500, 2_000)

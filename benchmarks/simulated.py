@@ -20,7 +20,7 @@ from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Lead, join
 from shardline.components.validate.metrics.intervals import paired_share
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
-from shardline.trainer.data.features import CLASS, REGRESSION, Label
+from shardline.trainer.manifest import CLASS, REGRESSION, Label
 
 CHAMPION_RULE = "accuracy >= champion (within 0.01)"
 #: Accuracy of a sound model in the tables, and the share of examples on which two models differ.

@@ -29,9 +29,9 @@ def main(request: dict[str, Any]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
     from shardline.trainer.base.settings import TrainSettings
-    from shardline.trainer.cluster import strategy as strategies
-    from shardline.trainer.cluster.cluster import read_cluster
-    from shardline.trainer.cluster.collectives import Collectives
+    from shardline.trainer.cluster import read_cluster
+    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.distribute.collectives import Collectives
 
     cluster = read_cluster(os.environ)
     plain = TrainSettings(
@@ -68,8 +68,8 @@ def _variant(
     import tensorflow as tf
 
     from shardline.trainer.base.settings import TrainSettings
-    from shardline.trainer.cluster import strategy as strategies
-    from shardline.trainer.cluster.collectives import make_summation
+    from shardline.trainer.distribute import strategy as strategies
+    from shardline.trainer.distribute.collectives import make_summation
     from shardline.trainer.loop.build import accumulate_gradients
     from shardline.trainer.loop.step import StepLoop
 
@@ -100,9 +100,8 @@ def _variant(
 
 
 def _model(request: dict[str, Any]) -> Any:
-    from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
-    from shardline.trainer.data.manifest import DatasetInfo
     from shardline.trainer.loop.build import build
+    from shardline.trainer.manifest import CLASS, LABEL, DatasetInfo, Feature, Label
 
     shape = (request["side"], request["side"], 3 if request["model"] == "resnet50" else 1)
     image = Feature("image", "uint8", shape, "raw")

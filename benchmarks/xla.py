@@ -14,10 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
-from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.loop.build import build
 from shardline.trainer.loop.step import StepLoop
+from shardline.trainer.manifest import CLASS, LABEL, DatasetInfo, Feature, Label
 
 #: Shape of an image, or () for a table of 20 columns; batch; steps a round; rounds.
 CASES: Mapping[str, tuple[tuple[int, ...], int, int, int]] = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from shardline.trainer.base.deserialize import Count, Rule, Within, check_types, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import TIMEOUT_VARIABLE
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
+from shardline.trainer.cluster import ACCELERATORS_VARIABLE
 
 if TYPE_CHECKING:
     from kfp import dsl

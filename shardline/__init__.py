@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from shardline.pipelines.local.run import run_pipeline as run_pipeline
     from shardline.trainer.base.errors import ShardlineError as ShardlineError
     from shardline.trainer.base.settings import TrainSettings as TrainSettings
-    from shardline.trainer.data.features import Feature as Feature
-    from shardline.trainer.data.features import Label as Label
-    from shardline.trainer.data.manifest import DatasetInfo as DatasetInfo
-    from shardline.trainer.data.manifest import Manifest as Manifest
     from shardline.trainer.fit import evaluate as evaluate
     from shardline.trainer.fit import fit as fit
     from shardline.trainer.fit import predict as predict
     from shardline.trainer.loop.process import strategy as strategy
+    from shardline.trainer.manifest import DatasetInfo as DatasetInfo
+    from shardline.trainer.manifest import Feature as Feature
+    from shardline.trainer.manifest import Label as Label
+    from shardline.trainer.manifest import Manifest as Manifest
     from shardline.trainer.models.zoo import encode_columns as encode_columns
     from shardline.trainer.models.zoo import make_output as make_output
     from shardline.trainer.train import train as train
@@ -55,8 +55,7 @@ _MODULES = {
     "shardline.pipelines.local.run": ("run_pipeline",),
     "shardline.trainer.base.errors": ("ShardlineError",),
     "shardline.trainer.base.settings": ("TrainSettings",),
-    "shardline.trainer.data.features": ("Feature", "Label"),
-    "shardline.trainer.data.manifest": ("DatasetInfo", "Manifest"),
+    "shardline.trainer.manifest": ("DatasetInfo", "Feature", "Label", "Manifest"),
     "shardline.trainer.fit": ("evaluate", "fit", "predict"),
     "shardline.trainer.loop.process": ("strategy",),
     "shardline.trainer.models.zoo": ("encode_columns", "make_output"),

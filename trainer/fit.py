@@ -19,14 +19,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters import Batches, BatchSequence, check_counts, check_whole_number
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.state import Position
-from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.peers import describe_difference
+from shardline.trainer.data.adapters import Batches, BatchSequence, check_counts, check_whole_number
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute.peers import describe_difference
 from shardline.trainer.keras_compat.datasets import drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
@@ -42,6 +41,7 @@ from shardline.trainer.loop.process import (
     this_process,
 )
 from shardline.trainer.loop.step import EvaluationLoop, Logs
+from shardline.trainer.preemption import Preemption, during_a_run
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster import read_cluster
+from shardline.trainer.preemption import Preemption
 
 
 def main(arguments: Sequence[str]) -> None:

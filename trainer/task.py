@@ -22,9 +22,9 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 from shardline.trainer.base import crash, files, plugins, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings, flag_name, output_dirs, plugin_references
-from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig, read_cluster
-from shardline.trainer.data.manifest import MANIFEST_FILE
+from shardline.trainer.cluster import ACCELERATORS_VARIABLE, ClusterConfig, read_cluster
+from shardline.trainer.manifest import MANIFEST_FILE
+from shardline.trainer.preemption import Preemption
 
 # Groups of `--help` by their first setting, in the order of the settings.
 _GROUPS = {

@@ -17,19 +17,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, OutputDirs, TrainSettings, output_dirs
-from shardline.trainer.checkpoint.preemption import Preemption, during_a_run
 from shardline.trainer.checkpoint.store import Checkpoints, Identity, check_model_dir
-from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import ClusterConfig, has_evaluator, read_cluster
+from shardline.trainer.cluster import ClusterConfig, has_evaluator, read_cluster
 from shardline.trainer.data import examples, transforms
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
+from shardline.trainer.distribute import strategy as strategies
 from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
 from shardline.trainer.loop import callbacks, evaluator
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
@@ -37,8 +34,11 @@ from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, join_cluster
 from shardline.trainer.loop.step import EvaluationLoop, Logs
+from shardline.trainer.manifest import Manifest
 from shardline.trainer.models import saving
 from shardline.trainer.models.interface import Interface, check_export, read_interface, unwrap_single_label
+from shardline.trainer.preemption import Preemption, during_a_run
+from shardline.trainer.sharding import EpochPlan, ShardPolicy, shard_policy
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 

@@ -41,6 +41,7 @@ from shardline.components.text import quality, truncate
 from shardline.components.text import size as size_text
 from shardline.components.train.settings import read_training
 from shardline.components.validate import Gate, check_formats
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import code, crash, files, plugins
 from shardline.trainer.base.deserialize import read_options, restore
 from shardline.trainer.base.errors import (
@@ -52,7 +53,6 @@ from shardline.trainer.base.errors import (
 )
 from shardline.trainer.base.progress import fact, report
 from shardline.trainer.base.settings import TrainSettings, initial_model_file, plugin_references
-from shardline.trainer.data import manifest as manifests
 
 LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import load
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.features import Label
+from shardline.trainer.manifest import Label
 
 SAVED_MODEL = "saved_model"
 LITERT_FILE = "model.tflite"

@@ -13,7 +13,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import Manifest
 
 _TOPIC = "preprocess"
 

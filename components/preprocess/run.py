@@ -30,7 +30,7 @@ from shardline.components.storage import copies, resolve
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import Manifest
 
 _TOPIC = "preprocess"
 

@@ -11,8 +11,7 @@ from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
 from shardline.trainer.base.deserialize import Count, Natural, Rule, Within, check_types
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, Label
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import CLASS, COLUMN_TYPES, LABEL, SPLITS, Label
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096

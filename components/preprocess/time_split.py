@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import SPLIT_TIME_FEATURES
+from shardline.trainer.manifest import SPLIT_TIME_FEATURES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,11 +30,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardline.components.storage import Storage
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.base.files import TEMPORARY
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE, Manifest
+from shardline.trainer.manifest import KEYS_FILE, MANIFEST_FILE, Manifest
 
 NAME = ".shardline"
 REJECTED_FILE = "rejected.jsonl"

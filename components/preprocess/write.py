@@ -48,18 +48,22 @@ from shardline.components.storage import copies
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import BadRecordError, RunError, SourceError, printable
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data.features import (
+from shardline.trainer.manifest import (
     CLASS,
     LABEL,
     MULTILABEL,
     REGRESSION,
+    SPLITS,
+    Duplicates,
     Feature,
     Label,
+    Manifest,
+    Shard,
+    Split,
     Spread,
     Tally,
     is_class,
 )
-from shardline.trainer.data.manifest import SPLITS, Duplicates, Manifest, Shard, Split
 
 # Bytes collected before a write: they should fit into the processor's cache.
 _BLOCK = 1 << 19

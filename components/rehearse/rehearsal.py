@@ -17,13 +17,13 @@ from shardline.components.changes.detection import record_dataset
 from shardline.components.model_store.champions import champion_directory, check_champion
 from shardline.components.train.settings import read_training
 from shardline.components.validate import Gate
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.settings import MODEL_FILE, TrainSettings
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.manifest import Manifest, Split
 
 _TOPIC = "rehearse"
 #: Examples of each split that are used, at most.
@@ -135,8 +135,8 @@ def rehearse(
     tensorflow_internals.import_tensorflow()  # quietly
     from shardline.components.validate import validation
     from shardline.components.validate.evaluate import Examples
-    from shardline.trainer.cluster.cluster import ClusterConfig
-    from shardline.trainer.cluster.strategy import choose
+    from shardline.trainer.cluster import ClusterConfig
+    from shardline.trainer.distribute.strategy import choose
     from shardline.trainer.train import check_splits
 
     started = time.monotonic()

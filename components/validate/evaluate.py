@@ -35,8 +35,16 @@ from shardline.components.validate.metrics.outcomes import (
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
 from shardline.trainer.data.examples import check_targets, encode_stored, explain
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread
-from shardline.trainer.data.manifest import Manifest, Split, check_files
+from shardline.trainer.manifest import (
+    CLASS,
+    MULTILABEL,
+    REGRESSION,
+    Label,
+    Manifest,
+    Split,
+    Spread,
+    check_files,
+)
 
 #: Wrong predictions that the report shows.
 MAX_MISTAKES = 24

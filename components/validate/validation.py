@@ -30,13 +30,12 @@ from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report import ModelCard, find_logs, make_card, render_report
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import fact, report
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import CLASS, Manifest
 from shardline.trainer.models.saving import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for the others.

@@ -139,7 +139,7 @@ def dataset() -> None:
 def show_stats(directory: Path, as_json: bool) -> None:
     """Show manifest, labels, columns and image sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import profile
-    from shardline.trainer.data import manifest as manifests
+    from shardline.trainer import manifest as manifests
 
     manifest = manifests.load(directory)
     found = profile.make_profile(directory, manifest, "")
@@ -156,7 +156,7 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     contain.
     """
     from shardline.components.preprocess.inspect.profile import draft, make_profile
-    from shardline.trainer.data import manifest as manifests
+    from shardline.trainer import manifest as manifests
 
     if output and output.exists():
         raise SettingsError(f"{output} exists; choose another --output, or remove it")

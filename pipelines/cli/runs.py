@@ -196,9 +196,9 @@ def train(
     from shardline.components.text import print_rows
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.supervisor import parse_injection, run_job
+    from shardline.trainer import manifest as manifests
     from shardline.trainer import task
     from shardline.trainer.base import plugins
-    from shardline.trainer.data import manifest as manifests
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.

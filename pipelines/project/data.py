@@ -27,7 +27,7 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.base.settings import BALANCED
-from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
+from shardline.trainer.manifest import CLASS, LABEL, REGRESSION
 
 # Fewest examples; up to so many, a fifth are for the test; a class with fewer is in every split.
 _LEAST, _SMALL, _RARE = 10, 2_000, 100

@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from shardline.trainer.data import manifest as manifests
+from shardline.trainer import manifest as manifests
 from tests.helpers import checks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -154,6 +154,6 @@ def test_ctrl_c_ends_a_command_as_a_shell_expects(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardline.trainer.data.manifest.load", interrupted)
+    monkeypatch.setattr("shardline.trainer.manifest.load", interrupted)
     done = invoke("dataset", "stats", tmp_path)
     assert (done.exit_code, done.output) == (EXIT_INTERRUPTED, "Aborted!\n")

@@ -16,7 +16,7 @@ from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from shardline.trainer.base.progress import Event
-from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+from shardline.trainer.cluster import SECRET_VARIABLE
 from tests.helpers.jobs import PRELUDE, make_job, pool
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]

@@ -25,10 +25,10 @@ from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import deserialize
 from shardline.trainer.base.errors import DatasetError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Duplicates, Manifest
+from shardline.trainer.manifest import Duplicates, Manifest
 from tests.helpers.datasets import serialize, write_dataset, write_shard
 from tests.helpers.labels import class_label, counted
 from tests.helpers.pages import Page
@@ -282,7 +282,7 @@ def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
         "from shardline.components.preprocess.inspect.card import render_card\n"
         "from shardline.components.preprocess.inspect import profile\n"
         "from shardline.components.preprocess.inspect.verify import verify\n"
-        "from shardline.trainer.data import manifest\n"
+        "from shardline.trainer import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"
         "profile.make_profile(data, manifest.load(data)); profile.describe(manifest.load(data))\n"

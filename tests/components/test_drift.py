@@ -22,10 +22,10 @@ from shardline.components.validate.gate.rules import Gate, parse_rules
 from shardline.components.validate.gate.verdict import NoChampion, judge
 from shardline.components.validate.metrics.drift import add_drift, compare_profiles, read_profile, warnings
 from shardline.pipelines.cli.main import main
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.deserialize import load
 from shardline.trainer.base.errors import DatasetError, SettingsError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 from tests.helpers.reports import make_evaluation, make_report, with_champion
 

@@ -28,9 +28,9 @@ from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
 from shardline.components.validate.gate.rules import Gate
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import decode_image
 from tests.helpers import models
 from tests.helpers.datasets import (

@@ -22,9 +22,9 @@ from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Slice
 from shardline.components.validate.validation import validate
 from shardline.pipelines.cli.main import main
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import REGRESSION, Label, Spread
+from shardline.trainer.manifest import REGRESSION, Label, Spread
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.gates import only

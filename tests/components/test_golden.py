@@ -11,7 +11,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.signatures import CleanProcess
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.features import Label
+from shardline.trainer.manifest import Label
 from tests.helpers.labels import class_label
 
 ROWS = [

@@ -15,7 +15,7 @@ from shardline.components import model_store
 from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.metrics.evaluation import Grouping
 from shardline.components.validate.validation import Validation, validate
-from shardline.trainer.data import manifest as manifests
+from shardline.trainer import manifest as manifests
 from tests.helpers.exports import publish_next
 from tests.helpers.preprocessing import run, stored
 

@@ -17,9 +17,9 @@ from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.tfrecord import read_records
 from shardline.components.validate.metrics import drift
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Label
+from shardline.trainer.manifest import Label
 from tests.helpers.preprocessing import contents, run
 
 

@@ -29,7 +29,7 @@ from shardline.components.validate.report import make_card
 from shardline.components.validate.validation import _log_metrics, _write_outcome
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label
 from tests.helpers.datasets import write_labelled
 from tests.helpers.exports import write_export
 from tests.helpers.labels import class_label

@@ -7,7 +7,7 @@ import pytest
 
 from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
 from shardline.components.validate.report import make_card
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.pages import Page
 from tests.helpers.reports import EXPORT, make_blessing, make_evaluation, make_manifest
 

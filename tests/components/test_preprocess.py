@@ -14,11 +14,10 @@ import tensorflow as tf
 import xxhash
 from PIL import Image
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import SPLITS, Feature
 from tests.helpers.data import real_data
 from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
 
@@ -139,7 +138,7 @@ def test_photos(tmp_path: Path) -> None:
 
 FEATURES = """
 from shardline.components.preprocess.sources.example import Example
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 
 class Source:
     class_names = ("no", "yes")

@@ -11,9 +11,9 @@ import pytest
 from kfp import dsl
 
 from shardline.components.preprocess import component
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ShardlineError
-from shardline.trainer.data import manifest as manifests
 from tests.helpers.preprocessing import contents, run, write_images
 
 

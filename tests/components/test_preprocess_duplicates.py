@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess.plan import records
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import SPLITS
 from tests.helpers.preprocessing import read, read_all, run, write_images
 
 

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from shardline.components.preprocess.inspect.verify import verify
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data import manifest as manifests
 from tests.helpers.preprocessing import run, stored, write_images
 
 PATIENTS = 60

@@ -20,9 +20,9 @@ from shardline.components.preprocess.run import finish, plan_dataset, write_shar
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import as_source_error, open_read
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError, SourceError
-from shardline.trainer.data import manifest as manifests
 from tests.helpers.datasets import serialize
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run, write_images

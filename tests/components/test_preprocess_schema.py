@@ -19,8 +19,8 @@ from shardline.components.preprocess.run import finish, plan_dataset, write_shar
 from shardline.components.preprocess.schema.schema import read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.main import main
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data import manifest as manifests
 from tests.components.test_changes import SETTINGS
 from tests.helpers.preprocessing import SOURCE, contents, run
 

@@ -12,8 +12,8 @@ from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.run import plan_dataset, preprocess, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer import manifest as manifests
+from shardline.trainer.manifest import Manifest
 from tests.helpers.preprocessing import contents, run, stored, write_images
 
 SIZES = {"often": 700, "seldom": 40, "rare": 3}

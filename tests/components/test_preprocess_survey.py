@@ -89,7 +89,7 @@ def test_a_key_twice_is_found_where_the_content_decides(source_module: Path) -> 
 )
 def test_features_that_are_refused(source_module: Path, feature: str) -> None:
     features = f"features = [Feature({feature})]"
-    declared = f"from shardline.trainer.data.manifest import Feature\n{SOURCE}\n    {features}\n"
+    declared = f"from shardline.trainer.manifest import Feature\n{SOURCE}\n    {features}\n"
     source_module.write_text(declared.replace("{last}", ""))
     with pytest.raises(SourceError, match=r"the source declares a feature .*; expected int64"):
         run("mine:Source", source_module.with_name("out"))

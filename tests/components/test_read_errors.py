@@ -14,9 +14,9 @@ from shardline.components.preprocess.sources.example import WHOLE_FILE, Example,
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import Storage
 from shardline.components.validate.gate import champion
+from shardline.trainer import manifest
 from shardline.trainer.base import crash
 from shardline.trainer.checkpoint import store as identity
-from shardline.trainer.data import manifest
 from shardline.trainer.loop.evaluator import Evaluations
 
 

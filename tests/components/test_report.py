@@ -12,7 +12,7 @@ from shardline.components.html import relink_page
 from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.report import draw_confusion, find_logs
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.pages import Page
 from tests.helpers.reports import (
     EXPORT,

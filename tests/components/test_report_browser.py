@@ -13,7 +13,7 @@ from PIL import Image
 
 from shardline.components.validate.metrics.evaluation import Mistake
 from shardline.components.validate.report import make_card
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import (
     EXPORT,

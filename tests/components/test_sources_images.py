@@ -13,7 +13,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import Label
+from shardline.trainer.manifest import Label
 from tests.helpers.data import payload
 from tests.helpers.preprocessing import run, write_images
 from tests.helpers.sources import content

@@ -20,7 +20,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import formats, open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.sources import bad, opened, read
 
 FORMATS = ("csv", "jsonl", "parquet")

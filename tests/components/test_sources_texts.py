@@ -14,7 +14,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import directories, open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.manifest import Feature, Label
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run
 

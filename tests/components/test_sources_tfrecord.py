@@ -26,8 +26,8 @@ from shardline.components.validate.export.signatures import (
 )
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.examples import describe, parse_batch
-from shardline.trainer.data.features import Feature
 from shardline.trainer.loop.build import build, create_variables
+from shardline.trainer.manifest import Feature
 from tests.helpers import sources
 from tests.helpers.data import payload, real_data
 from tests.helpers.preprocessing import read_all, run, write_images

@@ -25,7 +25,7 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.validation import validate
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers import preprocessing
 from tests.helpers.costly import Large, Slow
 

@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature, Label
-from shardline.trainer.data.manifest import DatasetInfo, Manifest, Shard, Split
+from shardline.trainer import manifest as manifests
+from shardline.trainer.manifest import DatasetInfo, Feature, Label, Manifest, Shard, Split
 from shardline.trainer.models.interface import probe_inputs
 from tests.helpers.labels import LABELLED, class_label, counted, label_values, tally
 

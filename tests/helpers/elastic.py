@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.data import manifest as manifests
+from shardline.trainer import manifest as manifests
 from tests.helpers.fit_programs import NAME, arrays, summary
 
 BATCH, EPOCHS = 24, 3

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 
 import shardline
+from shardline.trainer import preemption
 from shardline.trainer.base.errors import RestartError
-from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster import peers
+from shardline.trainer.distribute import peers
 
 
 class Moments(keras.callbacks.Callback):

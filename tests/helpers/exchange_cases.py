@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster import collectives, strategy
-from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
+from shardline.trainer.cluster import read_cluster
+from shardline.trainer.distribute import collectives, strategy
+from shardline.trainer.distribute.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import exact_losses
 from shardline.trainer.loop.step import StepLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.manifest import DatasetInfo
 from shardline.trainer.models.interface import Head, read_heads
 
 

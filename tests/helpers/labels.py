@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label, Spread, Tally
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Label, Spread, Tally
 
 #: Labels of every kind, by a name for a test's parameters, as `tests.helpers.datasets.write_labelled` takes
 #: them: classes, several labels, one number, two numbers, and a class beside a number.

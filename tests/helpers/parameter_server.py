@@ -17,8 +17,8 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster import read_cluster
+from shardline.trainer.distribute import strategy as strategies
 from shardline.trainer.loop.parameter_server import (
     CoordinatorEvaluation,
     CoordinatorLoop,

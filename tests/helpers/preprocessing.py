@@ -13,8 +13,8 @@ from PIL import Image
 from shardline.components.preprocess.inspect import read_batches
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer import manifest as manifests
+from shardline.trainer.manifest import Manifest
 
 REPOSITORY = Path(__file__).parents[2]
 

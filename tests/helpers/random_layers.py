@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.cluster.collectives import Collectives, make_summation
+from shardline.trainer.cluster import read_cluster
+from shardline.trainer.distribute import strategy
+from shardline.trainer.distribute.collectives import Collectives, make_summation
 from shardline.trainer.keras_compat.keras_internals import random_state
 from shardline.trainer.loop.step import StepLoop
 

@@ -23,8 +23,7 @@ from shardline.components.validate.metrics.evaluation import (
     Slice,
 )
 from shardline.components.validate.report import render_report
-from shardline.trainer.data.features import CLASS, MULTILABEL, Feature, Label
-from shardline.trainer.data.manifest import Manifest, Shard, Split
+from shardline.trainer.manifest import CLASS, MULTILABEL, Feature, Label, Manifest, Shard, Split
 from tests.helpers.labels import LABELLED, class_label, counted
 
 IMAGE = (Feature("image", "uint8", (12, 12, 3), "png"), Feature("label", "int64"), Feature("key", "string"))

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.state import Position, TrainingState
-from shardline.trainer.cluster.cluster import without_proxy
+from shardline.trainer.cluster import without_proxy
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 
 

@@ -29,7 +29,7 @@ from shardline.pipelines import settings
 from shardline.pipelines.check import Pipeline, check_pipeline, check_run
 from shardline.pipelines.parameters import load_study
 from shardline.pipelines.spec import parse_pipeline
-from shardline.trainer.cluster import cluster
+from shardline.trainer import cluster
 from tests.helpers import checks, damage
 from tests.helpers.mutations import JSON, TEXTS, damaged
 

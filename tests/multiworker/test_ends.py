@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardline.trainer.base.errors import EXIT_FAILED, EXIT_RESTART
-from shardline.trainer.cluster.peers import accepts_connections
+from shardline.trainer.distribute.peers import accepts_connections
 from tests.helpers import replicas
 from tests.helpers.jobs import eventually
 from tests.helpers.replicas import finish

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
 from shardline.trainer.loop.parameter_server import CoordinatorLoop, Workers, WorkerStep
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches

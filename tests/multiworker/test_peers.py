@@ -18,9 +18,9 @@ import os, sys
 import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.cluster.collectives import Collectives, make_summation
-from shardline.trainer.cluster.peers import Peers, abort_when_peer_ends
+from shardline.trainer.cluster import read_cluster
+from shardline.trainer.distribute.collectives import Collectives, make_summation
+from shardline.trainer.distribute.peers import Peers, abort_when_peer_ends
 from shardline.trainer.base.settings import TrainSettings
 
 cluster = read_cluster(os.environ)

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.manifest import DatasetInfo
 from tests.helpers import models, unexportable
 from tests.trainer import own_models as own
 

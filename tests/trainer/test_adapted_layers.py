@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import describe
 from shardline.trainer.loop.build import build
 from shardline.trainer.models import saving

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
 from shardline.trainer.keras_compat.replicas import loss_couples_examples
 from shardline.trainer.loop import loop
 from shardline.trainer.loop.build import accumulate_gradients, build, learning_rates
 from shardline.trainer.loop.loop import own_statistics
+from shardline.trainer.manifest import load
 from shardline.trainer.train import train
 from tests.helpers import losses, models
 from tests.helpers.history import read_history

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_transform
+from shardline.trainer.sharding import EpochPlan
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.markdown import ROOT

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.adapters import DataAdapter
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.data.adapters import DataAdapter
 
 COUNT, SIZE, STEPS = 23, 4, 6
 

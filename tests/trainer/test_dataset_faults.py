@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import explain
-from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.manifest import Manifest, Split
+from shardline.trainer.sharding import EpochPlan
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 from tests.helpers.labels import counted
 from tests.helpers.parameters import with_matrix

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import DivergedError, RestartError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.loop.step import EvaluationLoop
 from shardline.trainer.models.saving import load_model
+from shardline.trainer.preemption import Preemption
 from shardline.trainer.train import train
 from tests.helpers.datasets import read_examples
 from tests.helpers.history import read_history

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.state import TrainingState
-from shardline.trainer.cluster.collectives import GradientExchange, TensorFlowSummation, replica_merger
+from shardline.trainer.distribute.collectives import GradientExchange, TensorFlowSummation, replica_merger
 from shardline.trainer.keras_compat.keras_internals import accumulators, optimizers
 from shardline.trainer.loop.build import create_variables
 from tests.helpers import exchange_cases

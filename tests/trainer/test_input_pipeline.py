@@ -10,11 +10,10 @@ import tensorflow as tf
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data.examples import decode_batch
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import Split
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
+from shardline.trainer.manifest import Feature, Split
+from shardline.trainer.sharding import EpochPlan
 from tests.helpers.datasets import write_dataset
 from tests.helpers.labels import counted
 

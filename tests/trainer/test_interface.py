@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.features import Feature, Label, Spread, Tally
-from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_targets
+from shardline.trainer.manifest import DatasetInfo, Feature, Label, Spread, Tally
 from shardline.trainer.models.interface import choose_form, to_prediction
 from tests.helpers.heads import read_head
 from tests.helpers.labels import class_label

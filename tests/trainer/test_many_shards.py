@@ -9,7 +9,7 @@ import pytest
 
 from shardline.trainer.data.examples import describe
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
+from shardline.trainer.sharding import EpochPlan
 from tests.helpers.datasets import write_dataset, write_table
 
 

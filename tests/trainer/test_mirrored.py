@@ -51,7 +51,7 @@ def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
     program = (
         "import keras, numpy as np\n"
         "from shardline.trainer.cluster import collectives, strategy\n"
-        "from shardline.trainer.cluster.cluster import ClusterConfig\n"
+        "from shardline.trainer.cluster import ClusterConfig\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
         "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), ClusterConfig())\n"
         "with made.scope():\n"
@@ -67,8 +67,8 @@ def test_logical_cpu_devices_are_the_replicas():
     program = (
         "import json, tensorflow as tf\n"
         "from shardline.trainer.cluster import strategy\n"
-        "from shardline.trainer.cluster.cluster import ClusterConfig\n"
-        "from shardline.trainer.cluster.collectives import Collectives\n"
+        "from shardline.trainer.cluster import ClusterConfig\n"
+        "from shardline.trainer.distribute.collectives import Collectives\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
         "settings = TrainSettings(dataset='-', model='-', strategy='mirrored', cpu_devices=2)\n"
         "made = strategy.create(settings, ClusterConfig())\n"

@@ -7,9 +7,9 @@ import tensorflow as tf
 from shardline.components import model_store
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.signatures import ServedModel, make_requests
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import MODEL_FILE
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import parse_batch
 from shardline.trainer.models.saving import load_model

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from shardline.trainer.cluster import ring
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute import ring
 
 
 class Together:

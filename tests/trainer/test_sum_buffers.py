@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.cluster.collectives import RingSummation
+from shardline.trainer.distribute.collectives import RingSummation
 from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers
 
 

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import describe
-from shardline.trainer.data.features import Feature, Spread, Tally
-from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.loop.build import build, create_variables
+from shardline.trainer.manifest import DatasetInfo, Feature, Spread, Tally
 from shardline.trainer.models.zoo import make_output
+from shardline.trainer.sharding import EpochPlan
 from tests.helpers.datasets import example_batch, write_dataset, write_table
 from tests.helpers.heads import read_head
 from tests.helpers.labels import LABELLED

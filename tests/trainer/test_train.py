@@ -7,12 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, DivergedError, ModelError, RestartError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from shardline.trainer.models.saving import load_model
+from shardline.trainer.preemption import Preemption
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

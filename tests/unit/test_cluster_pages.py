@@ -2,7 +2,7 @@
 
 import yaml
 
-from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster import read_cluster
 from tests.helpers.markdown import ROOT, blocks
 
 

@@ -16,7 +16,7 @@ from shardline.components.preprocess.images.codec import Codec, encode_pixels
 from shardline.components.preprocess.images.structure import Header, read_header
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.examples import decode_batch, decode_image, read_orientation, turn_upright
-from shardline.trainer.data.features import Feature
+from shardline.trainer.manifest import Feature
 from tests.helpers.images import deep, encoded, opened, psnr, scene, turned, with_alpha, without
 
 

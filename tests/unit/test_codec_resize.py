@@ -9,7 +9,7 @@ from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.trainer.data.examples import decode_image
-from shardline.trainer.data.features import Feature, Placement, compute_placement
+from shardline.trainer.manifest import Feature, Placement, compute_placement
 from tests.helpers.images import encoded, opened, psnr, scene
 
 MODES = ("crop", "pad", "stretch")

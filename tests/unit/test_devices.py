@@ -4,8 +4,8 @@ import pytest
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
-from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute import strategy
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardline.trainer.base.errors import ClusterError
-from shardline.trainer.cluster.cluster import expand_hosts, read_cluster, slurm, without_proxy
+from shardline.trainer.cluster import expand_hosts, read_cluster, slurm, without_proxy
 
 
 def addresses(names):

@@ -20,7 +20,7 @@ from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.tfrecord import NO_IMAGE
 from shardline.components.preprocess.write import ShardFile
 from shardline.trainer.base.errors import BadRecordError
-from shardline.trainer.data.features import Feature, Label
+from shardline.trainer.manifest import Feature, Label
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},

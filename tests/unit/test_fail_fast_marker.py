@@ -19,7 +19,7 @@ from shardline.trainer.base.errors import (
     RunError,
 )
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
 
 WORDS = "the model returns no probabilities"
 

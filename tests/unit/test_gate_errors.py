@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import error_rates, gate_errors, simulated
-from shardline.trainer.data.features import CLASS, REGRESSION
+from shardline.trainer.manifest import CLASS, REGRESSION
 
 _MEANT = 0.05
 

@@ -14,7 +14,7 @@ from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
-from shardline.trainer.data.features import REGRESSION, Label
+from shardline.trainer.manifest import REGRESSION, Label
 from tests.helpers.labels import class_label
 
 Floats = npt.NDArray[np.float64]

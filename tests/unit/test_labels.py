@@ -15,7 +15,7 @@ from shardline.components.preprocess.schema.labels import LabelSetting
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.write import describe_label, tally
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
-from shardline.trainer.data.features import Label, Tally, find_constant
+from shardline.trainer.manifest import Label, Tally, find_constant
 
 KIND = Label("kind", "class", ("a", "b"))
 PRICE = Label("price", "regression", ("price",), ("USD",))

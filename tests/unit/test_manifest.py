@@ -18,10 +18,9 @@ from shardline.components.preprocess.plan.records import HASH_BYTES
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import Images, Marker, load_markers, write_marker
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ShardlineError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import Duplicates, Manifest, Shard, Split
+from shardline.trainer.manifest import Duplicates, Feature, Manifest, Shard, Split
 from tests.helpers.labels import class_label, counted
 from tests.helpers.mutations import damaged
 

@@ -23,7 +23,7 @@ from shardline.components.validate.metrics.outcomes import (
     RegressionOutcomes,
 )
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label
 
 PRICE = Label("label", REGRESSION, ("price",))

@@ -12,10 +12,10 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster import peers, ring
-from shardline.trainer.cluster.cluster import ClusterConfig
-from shardline.trainer.cluster.peers import Health, Peers
-from shardline.trainer.cluster.ring import LostPeerError
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute import peers, ring
+from shardline.trainer.distribute.peers import Health, Peers
+from shardline.trainer.distribute.ring import LostPeerError
 from shardline.trainer.keras_compat import tensorflow_internals
 from tests.helpers.replicas import free_ports
 
@@ -199,7 +199,7 @@ def test_a_missing_peer_is_named():
 
 
 def test_each_reports_the_peers_that_it_waits_for(monkeypatch):
-    monkeypatch.setattr("shardline.trainer.cluster.peers._REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr("shardline.trainer.distribute.peers._REPORT_AFTER_S", 0.0)
     chief, worker = clusters(free_ports(2))
     lines = []
     for cluster in (chief, worker):

@@ -13,8 +13,8 @@ HEAD = """
 import ctypes, os, signal, subprocess, sys, threading
 from multiprocessing import shared_memory
 from pathlib import Path
-from shardline.trainer.checkpoint import preemption
-from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer import preemption
+from shardline.trainer.preemption import Preemption
 
 def deaf():
     "Calls into C without end: Python's handler runs in between only."

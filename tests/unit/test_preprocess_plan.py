@@ -16,7 +16,7 @@ from shardline.components.preprocess.plan.records import (
     choose_split,
     digests,
 )
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import SPLITS
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 KEYS = [f"digits/{index:04d}".encode() for index in range(2000)]

@@ -11,7 +11,7 @@ import pytest
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.records import HEAD, Buckets, Records
 from shardline.components.preprocess.sources.example import WHOLE_FILE
-from shardline.trainer.data.manifest import KEY_BYTES
+from shardline.trainer.manifest import KEY_BYTES
 
 
 def _rows(count: int) -> Records:

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from shardline.trainer.cluster import ring
-from shardline.trainer.cluster.ring import LostPeerError, Ring
+from shardline.trainer.distribute import ring
+from shardline.trainer.distribute.ring import LostPeerError, Ring
 
 
 def connections(size):

@@ -20,8 +20,17 @@ from shardline.components.validate.metrics.evaluation import (
 from shardline.pipelines.cli import models
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Tally
-from shardline.trainer.data.manifest import Manifest, Shard, Split
+from shardline.trainer.manifest import (
+    CLASS,
+    MULTILABEL,
+    REGRESSION,
+    Feature,
+    Label,
+    Manifest,
+    Shard,
+    Split,
+    Tally,
+)
 from tests.helpers.datasets import CLASS_NAMES
 from tests.helpers.labels import class_label, counted
 

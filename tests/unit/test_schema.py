@@ -16,7 +16,7 @@ from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.schema import Schema, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import Anomaly, Feature, Label
+from shardline.trainer.manifest import Anomaly, Feature, Label
 
 
 def write(path: Path, *fields: Any, **more: Any) -> str:

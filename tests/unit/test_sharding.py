@@ -3,7 +3,7 @@
 import pytest
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.sharding import EpochPlan, shard_policy, stream_count, worker_shards
+from shardline.trainer.sharding import EpochPlan, shard_policy, stream_count, worker_shards
 
 PLANS = [
     # records, replicas, batch, start, steps

@@ -7,8 +7,8 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute import strategy
 
 ALONE = ClusterConfig()
 WORKERS = ClusterConfig("worker", 1, ("a:1", "b:1"), has_chief_task=False)

@@ -11,7 +11,7 @@ import pytest
 
 from shardline.components.preprocess.schema import labels, targets
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data.features import Label
+from shardline.trainer.manifest import Label
 
 TYPES = {
     "int64": pa.int64(), "float32": pa.float64(), "string": pa.string(), "strings": pa.list_(pa.string())

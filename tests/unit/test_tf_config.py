@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shardline.trainer.base.errors import ClusterError
-from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
+from shardline.trainer.cluster import has_evaluator, read_cluster
 
 CHIEF = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 WORKERS = {"worker": ["a:1", "b:1"]}

@@ -1,4 +1,4 @@
-"""Checkpoints: a run's training state, its files, its identity when it resumes, and SIGTERM.
+"""Checkpoints: a run's training state, its files, and its identity when it resumes.
 
-It may import `cluster` and what `cluster` may import.
+It may import `distribute` and what `distribute` may import.
 """

@@ -1,4 +1,4 @@
-"""A dataset directory, read: its manifest, the shards of each worker, and the batches that a model takes.
+"""Data: batches that a model takes, of a dataset directory or of the data that a program passes.
 
 It may import `checkpoint` and what `checkpoint` may import.
 """

@@ -21,12 +21,19 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label, compute_placement
-from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import short_error, without_autotuning
+from shardline.trainer.manifest import (
+    CLASS,
+    REGRESSION,
+    DatasetInfo,
+    Feature,
+    Label,
+    Manifest,
+    compute_placement,
+)
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112

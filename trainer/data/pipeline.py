@@ -14,10 +14,7 @@ import tensorflow as tf
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import BEGINNING, Position
-from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.examples import Memory, check_targets, load, parse_batch
-from shardline.trainer.data.manifest import Manifest, check_files
-from shardline.trainer.data.sharding import EpochPlan, RunPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
@@ -25,8 +22,11 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
+from shardline.trainer.distribute import strategy as strategies
 from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
+from shardline.trainer.manifest import Manifest, check_files
+from shardline.trainer.sharding import EpochPlan, RunPlan, WorkerShards, share, worker_shards
 
 #: A batch of undecoded examples: "example", string (batch,), or if they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).

@@ -25,9 +25,8 @@ import tensorflow as tf
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.examples import Inputs, Targets, make_probe_rows
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
-from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.tensorflow_internals import check_saved_model
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, DatasetInfo, Label, Manifest
 
 #: (x, y) of a batch, y as in `parse_batch` -> x, (x, y) or (x, y, sample_weight): tensors, dicts or tuples.
 Transform = Callable[[Any, Targets], Any]

@@ -14,17 +14,17 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
-from shardline.trainer.adapters import Batches
 from shardline.trainer.base import plugins, progress
 from shardline.trainer.base.errors import ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.adapters import Batches
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import whole_batch_metrics
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.process import Process
+from shardline.trainer.manifest import DatasetInfo
 from shardline.trainer.models.zoo import find_application
 
 ModelFunction = Callable[..., keras.Model]

@@ -29,11 +29,9 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, ModelError, RestartError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import BEGINNING, Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints, Identity, IdentityRecord
-from shardline.trainer.cluster.collectives import make_summation, replica_merger
-from shardline.trainer.data.sharding import RunPlan
+from shardline.trainer.distribute.collectives import make_summation, replica_merger
 from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replicas import inexact_metrics, loss_couples_examples
@@ -43,6 +41,8 @@ from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, Coord
 from shardline.trainer.loop.process import TrainingRun
 from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
+from shardline.trainer.preemption import Preemption
+from shardline.trainer.sharding import RunPlan
 
 # Seconds of a chunk: long enough for the collective after it to cost nothing, and short enough for a progress
 # line, and for a machine that is about to be preempted.

@@ -21,15 +21,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from shardline.trainer.adapters import Batches, DataAdapter
+from shardline.trainer import preemption
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_FAILED, ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint import preemption
-from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
-from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.peers import Peers, abort_when_peer_ends, peer_config
+from shardline.trainer.cluster import ClusterConfig, read_cluster
+from shardline.trainer.data.adapters import Batches, DataAdapter
+from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute.peers import Peers, abort_when_peer_ends, peer_config
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import describe_model_error
 from shardline.trainer.keras_compat.tensorflow_internals import short_error

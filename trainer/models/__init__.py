@@ -1,4 +1,4 @@
 """Models: built-in model functions, heads and label forms of a compiled model, saving and loading.
 
-It may import `adapters` and what `adapters` may import.
+It may import `data` and what `data` may import.
 """

@@ -23,8 +23,6 @@ import tensorflow as tf
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.examples import Inputs, Prepare, make_probe_rows
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
-from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import DEFAULT_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_internals import (
     attached_logits,
@@ -39,6 +37,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     wrapped_function,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import check_operations
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, DatasetInfo, Label
 
 #: Advice about a model that cannot be exported.
 TRAIN_WITHOUT_EXPORT = "to train it without an export, set allow_unexportable"

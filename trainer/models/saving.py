@@ -18,9 +18,9 @@ from shardline.trainer.base import files, plugins
 from shardline.trainer.base.errors import ModelError, RunError
 from shardline.trainer.base.plugins import import_string
 from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, initial_model_file, read_entry
-from shardline.trainer.data.features import LABEL
 from shardline.trainer.keras_compat.keras_internals import all_layers, refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
+from shardline.trainer.manifest import LABEL
 from shardline.trainer.models.interface import HEADS, Heads
 
 METRICS_FILE = "metrics.json"

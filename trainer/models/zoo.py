@@ -26,9 +26,8 @@ import numpy.typing as npt
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.plugins import KERAS_PREFIX
-from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Feature, Label
-from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.keras_compat.keras_internals import short_message
+from shardline.trainer.manifest import LABEL, MULTILABEL, REGRESSION, DatasetInfo, Feature, Label
 
 # Standard deviations at which normalized values are clipped.
 _LARGEST = 10.0

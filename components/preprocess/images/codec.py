@@ -22,7 +22,7 @@ from shardline.components.preprocess.images.structure import (
     read_header,
 )
 from shardline.trainer.base.errors import BadRecordError
-from shardline.trainer.data.features import REDUCTIONS
+from shardline.trainer.manifest import REDUCTIONS
 
 if TYPE_CHECKING:
     import numpy as np

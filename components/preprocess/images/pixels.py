@@ -21,7 +21,7 @@ from PIL import AvifImagePlugin, Image, ImageChops, UnidentifiedImageError
 
 from shardline.components.preprocess.images.jpeg import decode_jpeg
 from shardline.components.preprocess.images.structure import DAMAGED, TRUNCATED, Header, UnreadableError
-from shardline.trainer.data.features import Placement, compute_placement
+from shardline.trainer.manifest import Placement, compute_placement
 
 Pixels = npt.NDArray[np.uint8]
 

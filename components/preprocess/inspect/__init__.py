@@ -20,8 +20,7 @@ from shardline.components.preprocess.process_pool import Report
 from shardline.components.preprocess.tfrecord import Record, read_records
 from shardline.trainer.base.errors import BadRecordError, DatasetError, SourceError
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.manifest import Manifest, Shard
+from shardline.trainer.manifest import Feature, Manifest, Shard
 
 # Most records of a batch, and bytes after which it ends.
 _ROWS, _BYTES = 256, 4 << 20

@@ -13,8 +13,7 @@ from PIL import Image, ImageDraw
 from shardline.components.html import Picture, Rows, fact_rows, make_picture, render_page
 from shardline.components.preprocess.inspect import Columns, profile, read_sample, text
 from shardline.components.text import hide_directories, size, truncate
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Manifest
 
 _SIDE = 96
 _ROWS, _LONGEST = 10, 300

@@ -26,8 +26,7 @@ from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MIS
 from shardline.components.preprocess.schema.targets import MOST_CLASSES, SHARE
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, printable
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Spread
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Manifest, Spread
 
 #: Texts are counted by so many characters of their beginning.
 LONGEST_VALUE = 100

@@ -21,11 +21,10 @@ from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import enumerate_names, size
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import Meter
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, MULTILABEL, Feature
-from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard
+from shardline.trainer.manifest import CLASS, MANIFEST_FILE, MULTILABEL, SPLITS, Feature, Manifest, Shard
 
 # Damaged records of one shard, and groups, that are listed one by one.
 _MOST_LISTED = 10

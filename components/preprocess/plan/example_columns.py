@@ -20,8 +20,7 @@ from shardline.components.preprocess.plan.records import SOURCE_SPLITS
 from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
 from shardline.components.preprocess.sources.example import BadExample, Batch, Example, Span
 from shardline.trainer.base.errors import BadRecordError, SourceError, short
-from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import CLASS, REGRESSION, SPLITS, Feature, Label
 
 # Python's types of a feature, and the form that a number must fit.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}

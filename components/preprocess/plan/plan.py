@@ -29,8 +29,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import RunError, SourceError
-from shardline.trainer.data.features import Anomaly, Feature, Label
-from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
+from shardline.trainer.manifest import KEY_BYTES, SPLITS, Anomaly, Feature, Label
 
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 2

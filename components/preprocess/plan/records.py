@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
+from shardline.trainer.manifest import KEY_BYTES, SPLITS
 
 # Bytes of records that are held before they go to buckets, and records and bytes read at a time.
 _BYTES_IN_MEMORY, _RECORDS_READ, _BYTES_READ = 16 << 20, 4096, 4 << 20

@@ -41,17 +41,17 @@ from shardline.trainer.base import deserialize, plugins
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import Meter, report
-from shardline.trainer.data.features import (
+from shardline.trainer.manifest import (
     CLASS,
     LABEL,
     MULTILABEL,
     REGRESSION,
+    SPLITS,
     Anomaly,
     Feature,
     Label,
     is_class,
 )
-from shardline.trainer.data.manifest import SPLITS
 
 
 def check_labels(source: Any) -> tuple[Label, ...]:

@@ -25,7 +25,7 @@ from shardline.components.preprocess.schema.schema import (
     whole,
 )
 from shardline.trainer.base.errors import printable, short
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 
 _Mask = npt.NDArray[np.bool_]
 #: The problem, what was expected, and a mask of the values that have it.

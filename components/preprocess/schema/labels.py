@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
-from shardline.trainer.data.features import LABEL_KINDS, MULTILABEL, REGRESSION
+from shardline.trainer.manifest import LABEL_KINDS, MULTILABEL, REGRESSION
 
 #: Form of the setting `label`, for messages.
 FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardline.components.preprocess.schema.labels import LabelSetting
 from shardline.trainer.base.errors import SourceError, short
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import LABEL, REGRESSION
+from shardline.trainer.manifest import LABEL, REGRESSION
 
 if TYPE_CHECKING:
     from shardline.components.preprocess.schema.schema import Schema

@@ -26,7 +26,7 @@ from shardline.components.preprocess.sources.formats import (
 from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
 from shardline.components.storage import match_files, resolve
 from shardline.trainer.base.errors import SourceError, printable
-from shardline.trainer.data.features import COLUMN_TYPES
+from shardline.trainer.manifest import COLUMN_TYPES
 
 #: Types of columns by name, as in `Scan.types`.
 Types = Mapping[str, str]

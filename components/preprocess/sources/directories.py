@@ -37,8 +37,7 @@ from shardline.components.storage import (
 from shardline.components.text import reason
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
-from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
-from shardline.trainer.data.manifest import SPLITS
+from shardline.trainer.manifest import CLASS, LABEL, SPLITS, Feature, Label
 
 #: Bytes of the largest text: about a novel's; every example is in memory many times.
 LARGEST_BYTES = 1 << 20

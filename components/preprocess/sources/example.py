@@ -14,7 +14,7 @@ from shardline.components.storage import ordered_map, read_object, resolve
 from shardline.components.text import reason
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError, SourceError
-from shardline.trainer.data.features import Label, Scalar
+from shardline.trainer.manifest import Label, Scalar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,10 +103,10 @@ class Source(Protocol):
     """Labelled examples, read once from the first to the last.
 
     It has `class_names`, the names of at least two classes, into which a label is an index. Instead it may
-    have `labels`, a sequence of `trainer.data.features.Label`, for other kinds of labels.
+    have `labels`, a sequence of `trainer.manifest.Label`, for other kinds of labels.
 
     A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
-    `trainer.data.features.Feature` that declares every `Example.features`, and `fingerprint()`, which returns
+    `trainer.manifest.Feature` that declares every `Example.features`, and `fingerprint()`, which returns
     a text that changes whenever the examples do (a version, a time of change): without it, a scheduled run
     cannot know that nothing has changed.
     A source whose keys are positions, which may name other examples tomorrow, sets `has_keys = False`; one

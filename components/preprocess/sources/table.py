@@ -27,7 +27,7 @@ from shardline.components.preprocess.time_split import LEFT_OUT, TimeSplit, pars
 from shardline.components.storage import resolve
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import COLUMN_TYPES, LABEL, Feature, Label
+from shardline.trainer.manifest import COLUMN_TYPES, LABEL, Feature, Label
 
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)

@@ -27,7 +27,7 @@ from shardline.components.preprocess.tfrecord import Record, detect_compression,
 from shardline.components.storage import copies, match_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import LABEL
+from shardline.trainer.manifest import LABEL
 
 _KINDS = {"binary": "string", "float": "float32", "int64": "int64"}
 _ROWS = 1024

@@ -28,9 +28,8 @@ from shardline.trainer.base.progress import report
 from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE
 from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import Prepare, parse_batch
-from shardline.trainer.data.features import CLASS
-from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.tensorflow_internals import short_error
+from shardline.trainer.manifest import CLASS, Manifest
 from shardline.trainer.models.interface import Heads, read_heads, to_predictions
 
 if TYPE_CHECKING:

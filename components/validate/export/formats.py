@@ -18,8 +18,7 @@ from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import Converted
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import CLASS, MULTILABEL
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import CLASS, MULTILABEL, Manifest
 
 if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment, Examples

@@ -39,9 +39,8 @@ from shardline.components.text import truncate
 from shardline.components.validate.export import clean_process
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.examples import Inputs, Prepare, decode_batch, decode_image, encode_stored
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label
-from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.tensorflow_internals import check_operations, check_saved_model
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Feature, Label, Manifest
 from shardline.trainer.models.interface import Heads, to_predictions
 
 Floats = npt.NDArray[np.float32]

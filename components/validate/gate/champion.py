@@ -34,7 +34,7 @@ from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
 from shardline.trainer.base.settings import initial_model_file
-from shardline.trainer.data.manifest import KEY_BYTES, Manifest
+from shardline.trainer.manifest import KEY_BYTES, Manifest
 
 #: Examples that must remain for a comparison with the champion, where others are left out.
 MIN_COMPARED = 50

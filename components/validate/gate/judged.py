@@ -27,7 +27,7 @@ from shardline.components.validate.metrics.evaluation import Evaluation, Interva
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import HISTORY_FILE, PATH_SETTINGS, SETTINGS_FILE
-from shardline.trainer.data.features import CLASS
+from shardline.trainer.manifest import CLASS
 
 #: Names in a sentence, at most.
 MAX_NAMES = 5

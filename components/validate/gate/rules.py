@@ -33,8 +33,7 @@ from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluati
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read
 from shardline.trainer.base.errors import SettingsError, error_prefix
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
-from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label, Manifest, Split
 
 #: Metrics of one class, as in `recall[class=healthy]`.
 CLASS_METRICS = metrics.PARTS[CLASS][1]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION
 
 
 @dataclass(frozen=True)

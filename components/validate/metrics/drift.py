@@ -17,9 +17,9 @@ import numpy as np
 from shardline.components import model_store, text
 from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
 from shardline.components.validate.metrics.evaluation import Drift, Evaluation
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError, printable
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import Manifest
 
 #: Probability that any feature of two samples of the same data is reported as moved.
 FALSE_ALARM_RATE = 0.01

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardline.components import text
-from shardline.trainer.data.features import CLASS, LABEL
+from shardline.trainer.manifest import CLASS, LABEL
 
 #: A value's 95 % interval: its lower and its upper end.
 Interval = tuple[float, float]

@@ -26,7 +26,7 @@ from scipy import special
 
 from shardline.components.validate import metrics
 from shardline.components.validate.metrics.evaluation import Interval, Lead
-from shardline.trainer.data.features import CLASS, MULTILABEL
+from shardline.trainer.manifest import CLASS, MULTILABEL
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

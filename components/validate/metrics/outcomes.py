@@ -28,7 +28,7 @@ from shardline.components.validate.metrics import (
 )
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, Slice
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask, RocPrAreas
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Tally
+from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label, Tally
 
 #: Text with more values is not sliced.
 MAX_CATEGORIES = 20

@@ -37,8 +37,7 @@ from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluat
 from shardline.trainer.base import files
 from shardline.trainer.base.settings import PATH_SETTINGS
 from shardline.trainer.checkpoint.store import format_rate
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Label, Manifest
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.
 INK, LINE, SOFT, FIRST, SECOND = "#010203", "#040506", "#050607", "#070809", "#0a0b0c"

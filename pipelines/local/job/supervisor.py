@@ -42,7 +42,7 @@ from shardline.trainer.base.errors import (
     SettingsError,
 )
 from shardline.trainer.base.progress import Event
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, SECRET_VARIABLE, without_proxy
+from shardline.trainer.cluster import ACCELERATORS_VARIABLE, SECRET_VARIABLE, without_proxy
 
 #: Seconds that workers have to end by themselves after the chief has succeeded.
 _WORKERS_END_S = 2.0

@@ -18,7 +18,7 @@ import psutil
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_FAILED, RunError
-from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+from shardline.trainer.cluster import SECRET_VARIABLE
 
 #: Variables that belong to one replica and must not be inherited from the shell.
 PLATFORM_VARIABLES = (

@@ -41,7 +41,7 @@ from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
 from shardline.pipelines.local.process import guardian, processes
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
-from shardline.trainer.cluster.cluster import NO_PROXY_VARIABLE
+from shardline.trainer.cluster import NO_PROXY_VARIABLE
 
 #: Environment variable of a run's tasks: path of the server's socket.
 SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"

@@ -30,8 +30,8 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.plugins import identify, installed_version
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
-from shardline.trainer.cluster.cluster import ClusterConfig
-from shardline.trainer.cluster.ring import LostPeerError, listen, receive
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute.ring import LostPeerError, listen, receive
 from shardline.trainer.keras_compat import tensorflow_internals
 
 # Seconds for a peer to accept a connection or send a message, and between two attempts.

@@ -14,7 +14,7 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.plugins import installed_version
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig, without_proxy
+from shardline.trainer.cluster import ACCELERATORS_VARIABLE, ClusterConfig, without_proxy
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.replicas import patch_keras_methods
 

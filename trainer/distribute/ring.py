@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster import ClusterConfig
 
 # Received data is added up in pieces that fit a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16

@@ -14,13 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint.state import BEGINNING, Position
-from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.data.sharding import EpochPlan, RunPlan, StepSizes
+from shardline.trainer.distribute import strategy as strategies
 from shardline.trainer.keras_compat.datasets import (
     DatasetEpochs,
     Watch,
@@ -30,6 +29,7 @@ from shardline.trainer.keras_compat.datasets import (
     without_repeat,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import numpy_function, without_autotuning
+from shardline.trainer.sharding import EpochPlan, RunPlan, StepSizes
 
 _PREFETCH_BATCHES = 2
 # Cardinality of an infinite dataset; more epochs than are ever trained.

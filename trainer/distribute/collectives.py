@@ -21,9 +21,9 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ClusterError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import ClusterConfig
-from shardline.trainer.cluster.peers import Health
-from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
+from shardline.trainer.cluster import ClusterConfig
+from shardline.trainer.distribute.peers import Health
+from shardline.trainer.distribute.ring import Numbers, Ring, make_ring
 from shardline.trainer.keras_compat import keras_internals, tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
 
