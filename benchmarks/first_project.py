@@ -27,9 +27,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import shardline
+from shardline.pipelines import project as projects
 from shardline.pipelines.parameters import read_parameters
-from shardline.pipelines.project import new
-from shardline.pipelines.project.data import inspect
+from shardline.pipelines.project.data import inspect_data
 from shardline.trainer import manifest
 from shardline.trainer.base import plugins
 from shardline.trainer.data import examples
@@ -58,7 +58,9 @@ def write_project(name: str, directory: Path) -> dict[str, Any]:
         with table.open("w", newline="") as file:
             csv.writer(file).writerow([*data.feature_names, label])
             csv.writer(file).writerows([*x, y] for x, y in zip(data.data.tolist(), targets, strict=True))
-    new.write(project, "table", project.name, "shardline", inspect(str(table), label, "table"))
+    projects.write_project(
+        project, "table", project.name, "shardline", inspect_data(str(table), label, "table")
+    )
     sys.path.insert(0, str(project))
     return dict(read_parameters(project / "params.toml"))
 

@@ -16,9 +16,8 @@ from kfp import compiler
 from shardline.pipelines.check import Finding, Pipeline, Target, check_pipeline, refuse_errors
 from shardline.pipelines.parameters import check_json, check_parameters, check_values
 from shardline.pipelines.retrain import retrain_pipeline
-from shardline.pipelines.settings import Settings
+from shardline.pipelines.settings import PROJECT_PARAMETERS, Settings
 from shardline.pipelines.spec import defaults
-from shardline.pipelines.tables import PROJECT_PARAMETERS
 from shardline.pipelines.tune import tune_pipeline
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError, error_prefix

@@ -25,8 +25,8 @@ from shardline.components.text import quality, truncate
 from shardline.components.train.settings import OPTIONS
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate import Gate
+from shardline.pipelines.settings import read_toml
 from shardline.pipelines.spec import OWN_PIPELINES, TUNE, all_tasks, declared_parameters, defaults
-from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, field_types
 from shardline.trainer.base.errors import (

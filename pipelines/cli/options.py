@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import click
 
 from shardline.components.text import table
-from shardline.pipelines.tables import project_settings, split_pairs
+from shardline.pipelines.settings import load_environment, project_settings, split_pairs
 from shardline.trainer.base import progress
 from shardline.trainer.base.deserialize import field_types
 from shardline.trainer.base.errors import PipelineError, page, printable
@@ -129,8 +129,6 @@ def environment_options(
 
     @functools.wraps(command)
     def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
-        from shardline.pipelines.settings import load_environment
-
         flags = {name: values.pop(name) for name in _HELP}
         environment = load_environment(settings, flags, os.environ, needed=needed)
         quiet = bool(values.get("as_json") or values.get("dry_run"))

@@ -10,10 +10,11 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,17 +36,23 @@ from shardline.pipelines.cli.options import (
     typed,
 )
 from shardline.pipelines.local.terminal import foreground
-from shardline.pipelines.tables import project_settings, split_pairs
+from shardline.pipelines.settings import (
+    Environment,
+    is_filled_in,
+    load_environment,
+    project_settings,
+    split_pairs,
+)
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import (
     EXIT_CANCELLED,
     EXIT_FAILED,
+    CancelledRunError,
     RestartError,
+    RunError,
     SettingsError,
     error_prefix,
 )
-
-if TYPE_CHECKING:
-    from shardline.pipelines.settings import Environment
 
 #: Largest number of replicas on one machine.
 _MOST_REPLICAS = 100
@@ -296,19 +303,19 @@ def submit(
     'shardline check' does.
     """
     from shardline.pipelines.check import check_run
-    from shardline.pipelines.remote import submit as submission
+    from shardline.pipelines.remote import continue_parameters, job_request, request_summary
     from shardline.pipelines.spec import defaults
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
-        given = submission.continue_parameters(environment.platform, continued, given or {})
+        given = continue_parameters(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, location=environment.location, uri=template_uri)
     proof = prove(content, defaults(spec) | parameters)
-    request = submission.job_request(
+    request = job_request(
         environment,
         spec,
         parameters,
-        job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
+        job_id=job_id,
         tags=split_pairs(tags, "--tag", form="KEY=VALUE"),
         cached=not no_cache,
         template_uri=template_uri,
@@ -316,7 +323,7 @@ def submit(
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
-        lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
+        lines = request_summary(request, parameters, file=template_uri or pipeline, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = VertexRun.submit(environment.platform, request)
@@ -326,18 +333,18 @@ def submit(
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what says where runs are, --runs-dir and the platform options, and passes `place`, a `Place`."""
+    """Adds --runs-dir and the platform options to a command, and passes it `finder`, a `RunFinder`."""
 
     @functools.wraps(command)
-    def with_place(*args: Any, runs_dir: Path, settings: Path | None, **values: Any) -> Any:
+    def with_finder(*args: Any, runs_dir: Path, settings: Path | None, **values: Any) -> Any:
         flags = {name: values.pop(name) for name in PLATFORM_OPTIONS[1:]}
-        return command(*args, place=Place(runs_dir, settings, flags), **values)
+        return command(*args, finder=RunFinder(runs_dir, settings, flags), **values)
 
-    return runs_dir_option(environment_flags(with_place))
+    return runs_dir_option(environment_flags(with_finder))
 
 
-class Place(NamedTuple):
-    """Where the runs of a command are: the values of --runs-dir and the platform options."""
+class RunFinder(NamedTuple):
+    """Finds the runs of a command, by the values of --runs-dir and the platform options."""
 
     runs_dir: Path
     settings: Path | None
@@ -352,8 +359,6 @@ class Place(NamedTuple):
 
     def platform(self) -> Platform:
         """Returns the platform of the options and settings."""
-        from shardline.pipelines.settings import load_environment
-
         return load_environment(self.settings, self.flags, os.environ).platform
 
 
@@ -363,7 +368,7 @@ class Place(NamedTuple):
 @_wait_option
 @json_option
 @run_options
-def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place) -> None:
+def status(run: str | None, limit: int, waits: bool, as_json: bool, finder: RunFinder) -> None:
     """Show the tasks of RUN or, without RUN, the newest runs.
 
     RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform. The
@@ -372,7 +377,7 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
     """
     if run is not None:
         with foreground(sys.stderr if as_json else None):
-            asked = place.find(run)
+            asked = finder.find(run)
             found = asked.read()
             if waits:
                 if not as_json:
@@ -386,17 +391,15 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
     elif waits:
         raise click.UsageError("--wait needs a RUN")
     else:
-        _list(place, limit, as_json)
+        _list(finder, limit, as_json)
 
 
-def _list(place: Place, limit: int, as_json: bool) -> None:
-    from shardline.pipelines.settings import is_filled_in
-
-    listed = [("here", run) for run in RunDirectory.newest(place.runs_dir, limit)]
-    where = str(place.runs_dir)
-    is_named = place.settings or place.flags["project"] or os.environ.get("VERTEX_PROJECT")
+def _list(finder: RunFinder, limit: int, as_json: bool) -> None:
+    listed = [("here", run) for run in RunDirectory.newest(finder.runs_dir, limit)]
+    where = str(finder.runs_dir)
+    is_named = finder.settings or finder.flags["project"] or os.environ.get("VERTEX_PROJECT")
     if is_named or is_filled_in(project_settings()):
-        platform = place.platform()
+        platform = finder.platform()
         listed += [("platform", run) for run in VertexRun.newest(platform, limit)]
         where = f"{where} and {platform.parent}"
     listed = sorted(listed, key=lambda item: item[1].created, reverse=True)[:limit]
@@ -418,13 +421,13 @@ def _row(place: str, run: Run) -> tuple[str, ...]:
 @click.argument("run")
 @json_option
 @run_options
-def cancel(run: str, as_json: bool, place: Place) -> None:
+def cancel(run: str, as_json: bool, finder: RunFinder) -> None:
     """Cancel RUN, unless it has ended.
 
     RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     with foreground(sys.stderr if as_json else None):
-        where = place.find(run)
+        where = finder.find(run)
         found = where.read()
         if asked := not found.has_ended:
             where.cancel()
@@ -443,13 +446,13 @@ def cancel(run: str, as_json: bool, place: Place) -> None:
 @click.option("--replica", default="", help="Only this replica of a custom job: chief-0, worker-1.")
 @click.option("--follow", "-f", is_flag=True, help="Show new lines until the run ends.")
 @run_options
-def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
+def logs(run: str, task: str, replica: str, follow: bool, finder: RunFinder) -> None:
     """Show the output of the tasks of RUN.
 
     RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     with foreground(sys.stderr):
-        for line in place.find(run).read_log(task, replica, follow=follow):
+        for line in finder.find(run).read_log(task, replica, follow=follow):
             click.echo(line)
 
 
@@ -457,7 +460,7 @@ def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
 @click.argument("run", default=RunDirectory.LATEST)
 @json_option
 @run_options
-def explain(run: str, as_json: bool, place: Place) -> None:
+def explain(run: str, as_json: bool, finder: RunFinder) -> None:
     """Explain why RUN failed or its model was blocked, and what to do.
 
     Names step, replica, exit code, last lines, likely cause and next step, or the rule that blocks the model.
@@ -465,7 +468,7 @@ def explain(run: str, as_json: bool, place: Place) -> None:
     platform. Exits with 1 if it failed, with 4 if it was cancelled.
     """
     with foreground(sys.stderr):
-        asked = place.find(run)
+        asked = finder.find(run)
         found = asked.explain(asked.read())
     show(as_json, found.record(), *_page(found))
     sys.exit({"failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}.get(found.state, 0))
@@ -487,13 +490,13 @@ def upload(
     Its version gets the tags. An existing version is not uploaded again.
     """
     from shardline.pipelines.check import Pipeline, Target, check_pipeline, refuse_errors
-    from shardline.pipelines.remote import upload as registry
+    from shardline.pipelines.remote import upload_pipeline
 
     spec, _, content = read_spec(str(pipeline))
     refuse_errors(check_pipeline(Pipeline(spec, target=Target.PLATFORM)))
     proof = prove(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
-    version, is_new = registry.upload(address, name, pipeline, tags)
+    version, is_new = upload_pipeline(address, name, pipeline, tags)
     url = f"{address}/{name}/{version}"
     about = {"registry": address, "package": name, "version": version, "is_new": is_new, "url": url}
     lines = [f"{'uploaded' if is_new else 'already in the registry:'} {url}"]
@@ -506,19 +509,17 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
 
     Returns the pipeline, its address with digest in the registry ("" for a file), and its bytes.
     """
-    from shardline.pipelines.remote.upload import download
+    from shardline.pipelines.remote import download_pipeline
     from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
     is_remote = pipeline.startswith("https://")
-    content, address = download(pipeline) if is_remote else (read_pipeline(Path(pipeline)), "")
+    content, address = download_pipeline(pipeline) if is_remote else (read_pipeline(Path(pipeline)), "")
     return parse_pipeline(content, Path(address or pipeline), sent=True), address, content
 
 
 def _finish(asked: RunDirectory | VertexRun, run: Run, waits: bool, as_json: bool) -> None:
-    from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
-
     try:
-        found = wait_for_run(functools.partial(asked.read, watching=True)) if waits else run
+        found = _wait_for_run(functools.partial(asked.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
             f"no longer watching; the run continues: {typed('status', run.name, '--wait')} watches it "
@@ -531,7 +532,40 @@ def _finish(asked: RunDirectory | VertexRun, run: Run, waits: bool, as_json: boo
     else:
         click.echo(f"state: {found.state}; {typed('status', found.name, '--wait')} watches it")
     if waits:
-        raise_for_state(found, typed("explain", found.name))
+        _raise_for_state(found, typed("explain", found.name))
+
+
+#: Seconds between two reads of a run: at first, and at most.
+_FIRST_S, _LAST_S = 0.5, 15.0
+
+
+def _wait_for_run(read: Callable[[], Run]) -> Run:
+    """Reads a run until it has ended, reports the states of its tasks, and returns it."""
+    seen: dict[str, str] = {}
+    pause = _FIRST_S
+    while True:
+        found = read()
+        for task in found.tasks:
+            has_started = not task.is_group and task.state not in ("waiting", "unknown")
+            if has_started and seen.get(task.path) != task.state:
+                seen[task.path] = task.state
+                progress.report(task.name, task.summary)
+        if found.has_ended:
+            return found
+        time.sleep(pause)
+        pause = min(_LAST_S, pause * 1.3)
+
+
+def _raise_for_state(run: Run, explain: str) -> None:
+    """Raises RunError or CancelledRunError when a finished run has not succeeded; `explain` says more."""
+    if run.state == "succeeded":
+        return
+    if run.state == "cancelled":
+        raise CancelledRunError(f"the run {run.name} was cancelled")
+    failed = run.failed_task
+    where = f" in the task {failed.name}" if failed else ""
+    why = (failed.error if failed else "") or run.error or "the platform does not say why"
+    raise RunError(f"the run {run.name} failed{where}: {why.rstrip('.')}; {explain} says more")
 
 
 def _show(found: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
+from shardline.pipelines.settings import Environment
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, error_prefix, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.check import Schedule
-    from shardline.pipelines.remote.schedules import Existing, SchedulePlan
-    from shardline.pipelines.settings import Environment
+    from shardline.pipelines.remote import SchedulePlan
 
 
 @click.group(cls=CommandGroup)
@@ -56,7 +56,7 @@ def apply(
     By default these are all of the file. All are checked before the first change. Schedules that are up to
     date or not in the file stay as they are. After an interruption, run the command again.
     """
-    from shardline.pipelines.remote.schedules import apply_plan, list_schedules, load_schedules, make_plan
+    from shardline.pipelines.remote import apply_plan, list_schedules, load_schedules, plan_schedule
 
     if check and not dry_run:
         raise click.UsageError("--check needs --dry-run: it reports whether there are changes to make")
@@ -66,7 +66,7 @@ def apply(
     plans, content = [], []
     for item, request, proof in wanted:
         named = [other for other in known if other.get("displayName") == item.display_name]
-        plans.append((make_plan(item, request, named), proof))
+        plans.append((plan_schedule(item, request, named), proof))
     for plan, proof in plans:
         kept = plan.existing[0] if plan.existing and not plan.steps else None
         if not dry_run:
@@ -87,7 +87,7 @@ def apply(
         sys.exit(EXIT_FAILED)
 
 
-def _lines(plan: SchedulePlan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
+def _lines(plan: SchedulePlan, proof: str, kept: Mapping[str, Any] | None, dry_run: bool) -> Iterator[str]:
     following = _next_run(kept) if kept else ""
     then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
     yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"
@@ -102,7 +102,7 @@ def _lines(plan: SchedulePlan, proof: str, kept: Existing | None, dry_run: bool)
 @environment_options
 def list_(as_json: bool, environment: Environment) -> None:
     """List the pipeline schedules on the platform."""
-    from shardline.pipelines.remote.schedules import list_schedules
+    from shardline.pipelines.remote import list_schedules
 
     found = sorted(
         list_schedules(environment.platform), key=lambda item: (item.get("displayName", ""), item["name"])
@@ -124,20 +124,9 @@ def list_(as_json: bool, environment: Environment) -> None:
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
     """Delete the schedules NAME that Shardline made; active runs continue."""
-    from shardline.pipelines.remote.schedules import (
-        ScheduleStep,
-        foreign_error,
-        is_own,
-        list_schedules,
-        send_step,
-    )
+    from shardline.pipelines.remote import delete_schedules
 
-    named = [item for item in list_schedules(environment.platform) if item.get("displayName") == name]
-    found = [str(item["name"]) for item in named if is_own(item)]
-    if named and not found:
-        raise foreign_error(named[0], "was not made by Shardline", "delete it in the console")
-    for each in found:
-        send_step(environment.platform, name, ScheduleStep("DeleteSchedule", {"name": each}))
+    found = delete_schedules(environment.platform, name)
     count = f" ({len(found)} schedules of this name)" if len(found) > 1 else ""
     show(
         as_json,
@@ -156,7 +145,7 @@ def _wanted(
     from shardline.components.changes.detection import in_zone
     from shardline.pipelines.check import check_run, split_zone
     from shardline.pipelines.cli.runs import read_spec
-    from shardline.pipelines.remote.schedules import run_request
+    from shardline.pipelines.remote import schedule_request
     from shardline.pipelines.spec import defaults
 
     for name in dict.fromkeys(names or declared):
@@ -176,10 +165,10 @@ def _wanted(
             proof = prove(content, defaults(spec) | parameters)
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        yield wanted, run_request(environment, spec, parameters, template_uri=template_uri), proof
+        yield wanted, schedule_request(environment, spec, parameters, template_uri=template_uri), proof
 
 
-def _row(item: Existing) -> tuple[str, ...]:
+def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns a schedule of the platform as a row: name, id, state, cron, next run, runs."""
     most = f" of {item['maxRunCount']}" if "maxRunCount" in item else ""
     count = f"{item.get('startedRunCount', 0)}{most}"
@@ -187,15 +176,11 @@ def _row(item: Existing) -> tuple[str, ...]:
     return name, str(item["name"]).rpartition("/")[2], item["state"].lower(), cron, _next_run(item), count
 
 
-def _next_run(item: Existing) -> str:
+def _next_run(item: Mapping[str, Any]) -> str:
     """Returns when a schedule fires next, in its own zone and in UTC; "" if it does not."""
-    from shardline.pipelines.check import split_zone, zone_of
-    from shardline.pipelines.remote.schedules import ACTIVE
+    from shardline.pipelines.remote import next_run
 
-    if not item.get("nextRunTime") or item["state"] != ACTIVE:
+    if (there := next_run(item)) is None:
         return ""
-    moment = datetime.datetime.fromisoformat(item["nextRunTime"])
-    # The platform may know more zones than this machine.
-    there = moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
-    in_utc = "" if there.tzname() == "UTC" else f" ({moment:%H:%M} UTC)"
+    in_utc = "" if there.tzname() == "UTC" else f" ({there.astimezone(datetime.UTC):%H:%M} UTC)"
     return f"{there:%a %Y-%m-%d %H:%M %Z}{in_utc}"

@@ -68,7 +68,7 @@ class Data:
     found: Sequence[str]
 
 
-def inspect(path: str, label: str, kind: str) -> Data:
+def inspect_data(path: str, label: str, kind: str) -> Data:
     """Inspects a table, with a `label` to predict, or a directory with a folder of images for each class.
 
     `kind` is that of the project, empty to choose it. Raises SourceError or SettingsError when no model can

@@ -10,6 +10,7 @@ Between the two calls both schedules fire.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -28,15 +29,14 @@ from shardline.components.vertex import (
     platform_errors,
     refusal_kind,
 )
-from shardline.pipelines.check import Schedule
+from shardline.pipelines.check import Schedule, split_zone, zone_of
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
-from shardline.pipelines.settings import Environment
-from shardline.pipelines.tables import read_settings_file
+from shardline.pipelines.settings import Environment, read_settings_file
 from shardline.trainer.base.deserialize import convert, read
 from shardline.trainer.base.errors import PlatformError, SettingsError, error_prefix
 
-TABLE = "schedules"
+SCHEDULES_TABLE = "schedules"
 
 #: Labels of the runs that a schedule starts: digests of the pipeline, and of its request without pipeline and
 #: parameters.
@@ -60,16 +60,16 @@ def load_schedules(path: Path) -> dict[str, Schedule]:
     `params`, too. Raises SettingsError when the file is missing or no TOML, or a key is unknown, missing,
     mistyped or wrong.
     """
-    content, declared = read_settings_file(path, TABLE), {}
+    content, declared = read_settings_file(path, SCHEDULES_TABLE), {}
     with error_prefix(f"{path}: "):
-        tables = convert(Mapping[str, Any], content.pop(TABLE, {}), TABLE)
+        tables = convert(Mapping[str, Any], content.pop(SCHEDULES_TABLE, {}), SCHEDULES_TABLE)
         if content:
-            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{TABLE}.NAME]")
+            raise SettingsError(f"unknown key {next(iter(content))}; write tables [{SCHEDULES_TABLE}.NAME]")
         for name, item in tables.items():
-            found = read(Schedule, item, f"{TABLE}.{name}", display_name=name)
+            found = read(Schedule, item, f"{SCHEDULES_TABLE}.{name}", display_name=name)
             if not found.pipeline.startswith("https://"):
                 found = replace(found, pipeline=str(path.parent / found.pipeline))
-            with error_prefix(f"{TABLE}.{name}: "):
+            with error_prefix(f"{SCHEDULES_TABLE}.{name}: "):
                 check_json({"parameters": found.parameters})
                 if found.params:
                     shared = read_parameters(path.parent / found.params)
@@ -90,7 +90,7 @@ def list_schedules(platform: Platform) -> list[Existing]:
     ]
 
 
-def run_request(
+def schedule_request(
     environment: Environment,
     spec: Mapping[str, Any],
     parameters: Mapping[str, Any],
@@ -154,12 +154,12 @@ class SchedulePlan(NamedTuple):
     steps: tuple[ScheduleStep, ...]
 
 
-def is_own(item: Existing) -> bool:
+def _is_own(item: Existing) -> bool:
     """Whether Shardline created a schedule of the platform; any other is never changed or deleted."""
     return TEMPLATE_LABEL in mapping_at(_job(item), "labels")
 
 
-def foreign_error(item: Existing, reason: str, fix: str) -> SettingsError:
+def _foreign_error(item: Existing, reason: str, fix: str) -> SettingsError:
     """Returns the error for a schedule that is not to be changed."""
     return SettingsError(f"the schedule {item.get('displayName')!r} ({item['name']}) {reason}; {fix}")
 
@@ -170,15 +170,17 @@ def _job(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_replaceable(name: str, item: Existing) -> None:
     """Raises SettingsError unless Shardline created the schedule, for the pipeline `name`."""
-    if not is_own(item):
+    if not _is_own(item):
         fix = "give yours another name, or delete that one in the console"
-        raise foreign_error(item, "was not made by Shardline, and is not replaced", fix)
+        raise _foreign_error(item, "was not made by Shardline, and is not replaced", fix)
     if (found := mapping_at(_job(item), "pipelineSpec", "pipelineInfo").get("name")) != name:
         fix = "give yours another name, or delete that one with 'shardline schedule delete NAME'"
-        raise foreign_error(item, f"runs the pipeline {found!r}, not {name!r}, and is not replaced", fix)
+        raise _foreign_error(item, f"runs the pipeline {found!r}, not {name!r}, and is not replaced", fix)
 
 
-def make_plan(declared: Schedule, request: Mapping[str, Any], existing: Iterable[Existing]) -> SchedulePlan:
+def plan_schedule(
+    declared: Schedule, request: Mapping[str, Any], existing: Iterable[Existing]
+) -> SchedulePlan:
     """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name.
 
     Raises SettingsError when one of these is not Shardline's, or of another pipeline.
@@ -248,13 +250,13 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
     for step in plan.steps:
         if last and step.request.get("name") == NEW:
             step = ScheduleStep(step.call, {"name": last["name"]})
-        response = send_step(platform, plan.name, step)
+        response = _send_step(platform, plan.name, step)
         if step.call == "CreateSchedule":
             last = _read(response)
     return last
 
 
-def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
+def _send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     """Sends one call to ScheduleService and returns its response; raises PlatformError as `call_api` does.
 
     Waits two minutes at most for a deletion; a missing schedule counts as deleted.
@@ -280,6 +282,29 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
         except TimeoutError:
             raise PlatformError(f"cannot {action}: it takes longer than two minutes; try again") from None
     return response
+
+
+def delete_schedules(platform: Platform, name: str) -> list[str]:
+    """Deletes the schedules of a name that Shardline made, and returns their resource names.
+
+    Raises SettingsError when there are only others.
+    """
+    named = [item for item in list_schedules(platform) if item.get("displayName") == name]
+    found = [str(item["name"]) for item in named if _is_own(item)]
+    if named and not found:
+        raise _foreign_error(named[0], "was not made by Shardline", "delete it in the console")
+    for each in found:
+        _send_step(platform, name, ScheduleStep("DeleteSchedule", {"name": each}))
+    return found
+
+
+def next_run(item: Existing) -> datetime.datetime | None:
+    """Returns when a schedule of the platform fires next, in its own zone; None if it does not."""
+    if not item.get("nextRunTime") or item["state"] != ACTIVE:
+        return None
+    moment = datetime.datetime.fromisoformat(item["nextRunTime"])
+    # The platform may know more zones than this machine.
+    return moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
 
 
 def _read(message: Any) -> Existing:

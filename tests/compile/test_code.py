@@ -18,7 +18,7 @@ from shardline.components.train.component import custom_job
 from shardline.pipelines.check import Pipeline, Target, check_run
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.local.run import run_pipeline
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load_settings
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import check_spec, codes
 from tests.helpers.markdown import ROOT
@@ -118,10 +118,10 @@ def test_a_project_compiles_to_the_same_file_from_anywhere(
     """Also beside its directory, which has the name of the package in it."""
     shutil.copy(ROOT / "settings" / "local.toml", "settings.toml")
     Path("params.toml").write_text('model = "boxed.model:build"\n')
-    here = compile_pipeline(load(Path("settings.toml")))
+    here = compile_pipeline(load_settings(Path("settings.toml")))
     around = tmp_path.rename(tmp_path.with_name("boxed"))
     monkeypatch.chdir(around.parent)
-    assert compile_pipeline(load(Path("boxed", "settings.toml"))) == here
+    assert compile_pipeline(load_settings(Path("boxed", "settings.toml"))) == here
     assert "boxed" in Pipeline(yaml.safe_load(here)).packages
 
 

@@ -46,14 +46,14 @@ def tasks(spec):
 def test_the_committed_file_is_what_the_code_compiles_to():
     found = (ROOT / "compiled" / "retrain.yaml").read_text()
 
-    assert found == compile_pipeline(settings.load(ROOT / "settings" / "local.toml"))
+    assert found == compile_pipeline(settings.load_settings(ROOT / "settings" / "local.toml"))
 
 
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client():
     program = (
         "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
         "from shardline.pipelines.parameters import load_study\n"
-        "environment = settings.load(Path('settings/local.toml'))\n"
+        "environment = settings.load_settings(Path('settings/local.toml'))\n"
         "compile.compile_pipeline(environment, load_study(Path('settings/tune.toml')))\n"
         "upload = settings.ModelUpload(display_name='d', serving_image_uri='s:1')\n"
         "compile.compile_pipeline(settings.replace(environment, model_upload=upload))\n"
@@ -108,7 +108,7 @@ def test_the_rehearsal_from_the_command_line_has_the_cluster_of_the_job(tmp_path
 
 
 def test_the_example_settings_are_valid():
-    found = settings.load(ROOT / "settings" / "vertex.toml.example")
+    found = settings.load_settings(ROOT / "settings" / "vertex.toml.example")
 
     assert found.train.cluster.chief.accelerator_count == 1
 
@@ -122,7 +122,7 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     enabled = re.sub(r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE)
     (tmp_path / "all.toml").write_text(enabled)
 
-    found = settings.load(tmp_path / "all.toml").train
+    found = settings.load_settings(tmp_path / "all.toml").train
 
     assert len(found.cluster.pools) == 4
     known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
@@ -187,7 +187,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
         "[register]\nretries = 0\n"
         '[train.job.extra]\nenable_web_access = true\nreserved_ip_ranges = ["r"]\n'
     )
-    spec = yaml.safe_load(compile_pipeline(settings.load(tmp_path / "settings.toml")))
+    spec = yaml.safe_load(compile_pipeline(settings.load_settings(tmp_path / "settings.toml")))
     containers = {
         name.removeprefix("exec-"): executor["container"]
         for name, executor in spec["deploymentSpec"]["executors"].items()
@@ -236,7 +236,7 @@ def test_a_machine_that_cannot_be_is_refused(tmp_path, table, message):
     file.write_text(f'image = "r/i:1"\n{table}\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n')
 
     with pytest.raises(SettingsError, match=message):
-        compile_pipeline(settings.load(file))
+        compile_pipeline(settings.load_settings(file))
 
 
 def test_the_parameters_of_a_project_are_the_defaults_of_its_file(
@@ -248,7 +248,7 @@ def test_the_parameters_of_a_project_are_the_defaults_of_its_file(
     shutil.copy(ROOT / "settings" / "local.toml", tmp_path)
     parameters = tmp_path / "params.toml"
     parameters.write_text('model = "mlp"\nepochs = 3\nencoding = "png"\n')
-    found = defaults(yaml.safe_load(compile_pipeline(settings.load(tmp_path / "local.toml"))))
+    found = defaults(yaml.safe_load(compile_pipeline(settings.load_settings(tmp_path / "local.toml"))))
 
     assert (found["model"], found["epochs"], found["data_options"]) == ("mlp", 3, {"encoding": "png"})
 
@@ -259,12 +259,12 @@ def test_the_parameters_of_a_project_are_the_defaults_of_its_file(
     ):
         parameters.write_text(wrong)
         with pytest.raises(ShardlineError, match=f"params.toml: .*{words}"):
-            compile_pipeline(settings.load(tmp_path / "local.toml"))
+            compile_pipeline(settings.load_settings(tmp_path / "local.toml"))
 
 
 def test_objects_among_the_parameters_are_written_in_one_order(tmp_path: Path) -> None:
     shutil.copy(ROOT / "settings" / "local.toml", tmp_path)
     (tmp_path / "params.toml").write_text("split = {train = 0.7, validation = 0.1, test = 0.2}\n")
-    (text,) = {compile_pipeline(settings.load(tmp_path / "local.toml")) for _ in range(4)}
+    (text,) = {compile_pipeline(settings.load_settings(tmp_path / "local.toml")) for _ in range(4)}
 
     assert "dict [Default: {'split': {'test': 0.2, 'train': 0.7, 'validation': 0.1}}]\n" in text

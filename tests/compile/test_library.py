@@ -29,7 +29,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train.settings import OPTIONS
 from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.retrain import retrain_pipeline
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load_settings
 from shardline.pipelines.tune import tune_pipeline
 from tests.helpers.markdown import own_pipeline_cells, shown_files
 
@@ -41,7 +41,7 @@ NAMES = [name for name in shardline.components.__all__ if not name[0].isupper() 
 @pytest.mark.parametrize("kind", [PreprocessSettings, Gate])
 def test_a_default_that_stands_twice_is_the_same(kind: Any) -> None:
     """In the dataclass, in each component that has a parameter of this name, and in the pipelines."""
-    settings = load(ROOT / "settings" / "local.toml")
+    settings = load_settings(ROOT / "settings" / "local.toml")
     functions = [getattr(shardline.components, name).python_func for name in NAMES]
     functions += [retrain_pipeline(settings).pipeline_func, tune_pipeline(settings, "{}").pipeline_func]
     compared = 0

@@ -12,7 +12,7 @@ from shardline.pipelines.compile import compile_pipeline
 from tests.helpers.checks import check_spec
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCAL = settings.load(ROOT / "settings" / "local.toml")
+LOCAL = settings.load_settings(ROOT / "settings" / "local.toml")
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,11 @@ def constants(task):
 def test_the_committed_file_is_what_the_code_compiles_to():
     found = (ROOT / "compiled" / "tune.yaml").read_text()
 
-    assert found == compile_pipeline(settings.load(LOCAL), load_study(STUDY))
+    assert found == compile_pipeline(settings.load_settings(LOCAL), load_study(STUDY))
 
 
 def test_the_best_trial_parametrizes_the_final_training():
-    steps = tasks(compiled(settings.load(LOCAL)))
+    steps = tasks(compiled(settings.load_settings(LOCAL)))
 
     before = {"detect-changes", "preprocess", "rehearse", "plan-study"}
     final = {"best-trial", "train", "export-validate", "condition-2"}
@@ -62,7 +62,7 @@ def test_the_best_trial_parametrizes_the_final_training():
 
 
 def test_the_trials_are_the_training_jobs_of_the_settings():
-    local = settings.load(LOCAL)
+    local = settings.load_settings(LOCAL)
     cluster = local.train.cluster
     train = CustomJobSettings(
         cluster=cluster,
@@ -87,7 +87,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
 
 
 def test_check_finds_nothing_and_the_study_is_the_default():
-    spec = compiled(settings.load(LOCAL))
+    spec = compiled(settings.load_settings(LOCAL))
 
     assert check_spec(spec) == []
     default = spec["root"]["inputDefinitions"]["parameters"]["study"]["defaultValue"]

@@ -18,7 +18,7 @@ from shardline.components.exit_handler.notification import (
     webhook_url,
 )
 from shardline.components.runs import Run, RunDirectory, explain
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load_settings
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import Event
 from tests.helpers.webhook import Webhook, serve_webhook
@@ -248,9 +248,9 @@ def test_the_settings_file_has_a_table_for_it(tmp_path: Path) -> None:
     start = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-4"\n'
     path.write_text(f'{start}[notify]\nwhen = "always"\nemails = ["a@b.c"]\n')
 
-    assert load(path).notify == NotifySettings(when="always", emails=("a@b.c",))
+    assert load_settings(path).notify == NotifySettings(when="always", emails=("a@b.c",))
     path.write_text(f'{start}[notify]\nwhen = "often"\n')
     with pytest.raises(
         SettingsError, match=r"notify\.when must be 'failure', 'always' or 'never', got 'often'"
     ):
-        load(path)
+        load_settings(path)

@@ -15,7 +15,7 @@ from google.rpc import code_pb2
 from shardline.pipelines import doctor
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.doctor import Diagnosis, connect, examine_machine, examine_platform, find_image
-from shardline.pipelines.settings import Environment, load
+from shardline.pipelines.settings import Environment, load_settings
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 
@@ -149,7 +149,7 @@ def test_it_is_said_who_reaches_the_replicas(
 ) -> None:
     path = settings(tmp_path)
     path.write_text(f"{SETTINGS}\n[train.job]\n{job}\n")
-    found = {item.what: item for item in examine_platform(environment(network=network), load(path))}
+    found = {item.what: item for item in examine_platform(environment(network=network), load_settings(path))}
     assert found["training network"].level == level
     assert ("mine" in found["training network"].found) == (level == "warning")
 
@@ -160,7 +160,7 @@ def test_without_credentials_it_is_said_what_was_not_looked_at(
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    found = {item.what: item for item in examine_platform(environment(), load(settings(tmp_path)))}
+    found = {item.what: item for item in examine_platform(environment(), load_settings(settings(tmp_path)))}
 
     assert [what for what, item in found.items() if item.level == "error"] == ["credentials"]
     assert "gcloud auth application-default login" in found["credentials"].fix

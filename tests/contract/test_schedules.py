@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, 
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.project import new
+from shardline.pipelines.project import write_project
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline
@@ -129,7 +129,7 @@ def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
 def test_a_new_project_is_retrained_every_week(
     workplace: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new.write(Path("project"), "table", "leafnet", "shardline")
+    write_project(Path("project"), "table", "leafnet", "shardline")
     monkeypatch.chdir("project")
     for name in WHERE:
         monkeypatch.delenv(name)

@@ -14,7 +14,7 @@ from google.rpc import code_pb2
 
 from shardline.components.tune.best_trial import read_job, read_trials
 from shardline.components.tune.component import tuning_job
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load_settings
 from shardline.trainer.base.errors import PlatformError
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
@@ -64,7 +64,7 @@ def payload(**changes: str) -> str:
         "labels": '{"component": "tune", "seed": "7"}',
     }
     train = replace(
-        load(Path("settings/local.toml")).train,
+        load_settings(Path("settings/local.toml")).train,
         service_account="sa@acme-vision.iam.gserviceaccount.com",
         network="projects/123456/global/networks/net",
         encryption_spec_key_name="",

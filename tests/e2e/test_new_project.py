@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.project import new
-from shardline.pipelines.project.data import inspect
+from shardline.pipelines.project import write_project
+from shardline.pipelines.project.data import inspect_data
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 @pytest.mark.parametrize("kind", ["text", pytest.param("table", marks=pytest.mark.matrix)])
 def test_a_new_project_ends_with_a_champion_and_its_tests_pass(tmp_path: Path, kind: str) -> None:
     project = tmp_path / "leafnet"
-    new.write(project, kind, "leafnet", "never installed here")
+    write_project(project, kind, "leafnet", "never installed here")
 
     make(project, "run")
     make(project, "test")
@@ -40,7 +40,7 @@ def test_a_project_of_a_table_with_prices_ends_with_a_champion(tmp_path: Path) -
         for i in range(300)
     ]
     table.write_text("\n".join(["order_id,pieces,km/h,shop,note,price", *rows]))
-    new.write(project, "text", "leafnet", "never installed here", inspect(str(table), "price", ""))
+    write_project(project, "text", "leafnet", "never installed here", inspect_data(str(table), "price", ""))
 
     make(project, "run")
     tested = make(project, "test")
@@ -63,8 +63,8 @@ def test_a_messy_table_with_a_rare_class_ends_with_a_champion_without_an_edit(tm
         cells += [kind, "?" if i % 11 == 0 else str(drawn.randint(18, 80))]
         rows.append(";".join([*cells, "ja" if amount > 4_200 and kind == "Schuhe" else "nein"]))
     table.write_text("\n".join(["Datum;Betrag;PLZ;Art;Alter;zurück", *rows]))
-    data = inspect(str(table), "zurück", "")
-    new.write(tmp_path / "leafnet", data.kind, "leafnet", "never installed here", data)
+    data = inspect_data(str(table), "zurück", "")
+    write_project(tmp_path / "leafnet", data.kind, "leafnet", "never installed here", data)
 
     make(tmp_path / "leafnet", "run")
 

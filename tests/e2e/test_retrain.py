@@ -89,7 +89,7 @@ def test_the_same_again_has_nothing_to_do(main_job, tmp_path):
     assert "changes: training: no run is recorded in" in main_job.stdout
 
     yaml = tmp_path / "email.yaml"
-    local = settings.load(ROOT / "settings" / "local.toml")
+    local = settings.load_settings(ROOT / "settings" / "local.toml")
     notify = replace(local.notify, emails=("team@example.com",))
     yaml.write_text(compile_pipeline(replace(local, notify=notify)))
     runs = main_job.directory.parent
@@ -113,7 +113,7 @@ def mistaken(tmp_path_factory):
             pixels = random.integers(128 * label, 128 * label + 128, (12, 12, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(directory / "photos" / name / f"{number}.png")
     yaml = directory / "in tasks.yaml"
-    local = settings.load(ROOT / "settings" / "local.toml")
+    local = settings.load_settings(ROOT / "settings" / "local.toml")
     yaml.write_text(compile_pipeline(replace(local, preprocess=replace(local.preprocess, tasks=3))))
     return run(
         directory / "runs",

@@ -197,7 +197,7 @@ _STUDY = tomllib.loads((ROOT / "settings" / "tune.toml").read_text(encoding="utf
 _PATH = Path("p.yaml")
 
 TARGETS: dict[str, Target] = {
-    "settings": Target(damaged(_settings()).map(to_toml), in_file(settings.load, "s.toml")),
+    "settings": Target(damaged(_settings()).map(to_toml), in_file(settings.load_settings, "s.toml")),
     "study": Target(damaged(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
     "rule": Target(altered(_RULES, *_RULE_WORDS), parse_rule),
     "rules": Target(

@@ -21,7 +21,7 @@ from kfp import dsl
 from shardline.components.changes.detection import code_versions
 from shardline.components.code import files_of, is_own, left_out, pack, with_imported
 from shardline.components.tune import study
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import load_settings
 from shardline.trainer.base import code, plugins
 from shardline.trainer.base.errors import PipelineError, SettingsError
 
@@ -190,12 +190,12 @@ def test_settings_name_the_packages_or_the_parameters_of_the_project_do(project:
             "leafnet/data.py": "import pixels",
         }
     )
-    assert load(project / "settings.toml").code.packages == ()
+    assert load_settings(project / "settings.toml").code.packages == ()
     write({"params.toml": 'model = "leafnet.model:build"\nsource = "images:photos"\n'})
     write({"params/vertex.toml": 'source = "click.none:Source"\naugment = "leaf.augment:flip"\n'})
-    assert load(project / "settings.toml").code.packages == ("leaf", "leafnet", "pixels")
+    assert load_settings(project / "settings.toml").code.packages == ("leaf", "leafnet", "pixels")
     write({"settings.toml": f"{SETTINGS}[code]\npackages = []\n"})
-    assert load(project / "settings.toml").code.packages == ()
+    assert load_settings(project / "settings.toml").code.packages == ()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ DEPLOY = f'[deploy]\nendpoint = "{ENDPOINT}"\nmachine_type = "n1-standard-2"\n'
 
 def load(directory: Path, text: str) -> settings.Settings:
     (directory / "s.toml").write_text(BASE + text)
-    return settings.load(directory / "s.toml")
+    return settings.load_settings(directory / "s.toml")
 
 
 def test_the_tables_are_read(tmp_path: Path) -> None:

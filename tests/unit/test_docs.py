@@ -22,8 +22,8 @@ from docs.reference import reference
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import CommandGroup
 from shardline.pipelines.parameters import check_parameters, option_declarations
+from shardline.pipelines.settings import split_pairs
 from shardline.pipelines.spec import all_tasks, declared_parameters, load_pipeline
-from shardline.pipelines.tables import split_pairs
 from shardline.trainer import task
 from shardline.trainer.base import errors
 from shardline.trainer.base.errors import PipelineError

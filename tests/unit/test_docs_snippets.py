@@ -18,8 +18,8 @@ import pytest
 from shardline.components.preprocess.schema import schema
 from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.parameters import check_parameters, load_study, read_parameters
-from shardline.pipelines.remote.schedules import load_schedules
-from shardline.pipelines.settings import load
+from shardline.pipelines.remote import load_schedules
+from shardline.pipelines.settings import load_settings
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers.markdown import PAGES, ROOT, blocks
 
@@ -80,9 +80,9 @@ def test_toml_and_json_are_read(page: Path, tmp_path: Path) -> None:
     }
     for text in blocks(page, "toml"):
         content = tomllib.loads(text)
-        read = next((readers[key] for key in content if key in readers), load)
+        read = next((readers[key] for key in content if key in readers), load_settings)
         path = tmp_path / "shown.toml"
-        if read is load:  # a part of the settings
+        if read is load_settings:  # a part of the settings
             text = text if "image" in content else f'image = "i"\n{text}'
             text += (
                 "" if "train" in content else '[train]\nreplica_count = 1\nmachine_type = "n1-standard-4"\n'

@@ -172,7 +172,7 @@ def test_the_token_is_read_from_its_secret(
 
 
 def test_the_task_that_ends_a_run_has_the_server_and_no_other() -> None:
-    local = environments.load(ROOT / "settings" / "local.toml")
+    local = environments.load_settings(ROOT / "settings" / "local.toml")
     spec = yaml.safe_load(compile_pipeline(replace(local, tracking=TRACKING), None))
     found = {
         name: [item["name"] for item in executor["container"].get("env", ())]
@@ -202,7 +202,7 @@ def test_the_table_of_a_file_is_read_and_excludes_emails(tmp_path: Path) -> None
     lines = "[tracking]", *(f'{name} = "{value}"' for name, value in vars(TRACKING).items()), ""
     path = tmp_path / "own.toml"
     path.write_text("\n".join([local, *lines]))
-    assert environments.load(path).tracking == TRACKING
+    assert environments.load_settings(path).tracking == TRACKING
     path.write_text("\n".join([local, *lines, '[notify]\nemails = ["a@b.c"]\n']))
     with pytest.raises(SettingsError, match=r"notify\.emails takes the place of .*, \[tracking\]"):
-        environments.load(path)
+        environments.load_settings(path)

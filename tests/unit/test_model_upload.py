@@ -17,7 +17,7 @@ TABLE = '[model_upload]\ndisplay_name = "digits"\nserving_image_uri = "s:1"\n'
 
 def load(tmp_path: Path, text: str) -> ModelUpload | None:
     (tmp_path / "s.toml").write_text(BASE + text)
-    return settings.load(tmp_path / "s.toml").model_upload
+    return settings.load_settings(tmp_path / "s.toml").model_upload
 
 
 def test_all_keys_are_read(tmp_path):

@@ -16,13 +16,11 @@ from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.parameters import check_parameters, read_parameters
-from shardline.pipelines.project import new
-from shardline.pipelines.settings import load
+from shardline.pipelines.project import KINDS, origin, write_project
+from shardline.pipelines.settings import load_settings
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base import plugins
 from tests.helpers.markdown import ROOT
-
-KINDS = list(new.KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A project of each kind, all called leafnet."""
     root = tmp_path_factory.mktemp("projects")
     for kind in KINDS:
-        new.write(root / kind, kind, "leafnet", "shardline[local]==0.1.0")
+        write_project(root / kind, kind, "leafnet", "shardline[local]==0.1.0")
     return {kind: root / kind for kind in KINDS}
 
 
@@ -65,7 +63,7 @@ def test_its_own_lint_passes(project: Path, command: list[str]) -> None:
 
 
 def test_settings_and_parameters_are_of_the_pipeline(project: Path) -> None:
-    settings = load(project / "settings.toml")
+    settings = load_settings(project / "settings.toml")
 
     assert settings.image.endswith("/leafnet:0.1.0")
     shared, sent = (read_parameters(project / name) for name in ("params.toml", "params/vertex.toml"))
@@ -149,11 +147,11 @@ def test_it_installs_what_has_written_it(
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
 
-    assert new.origin() == requirement
+    assert origin() == requirement
 
 
 def test_make_hands_the_requirement_to_pip_as_it_is(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline[local] @ https://a/$x.zip#subdirectory=s")
+    write_project(tmp_path, "text", "leafnet", "shardline[local] @ https://a/$x.zip#subdirectory=s")
     done = subprocess.run(
         ["make", "--dry-run", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -169,7 +167,7 @@ def planned(project: Path, *words: str) -> str:
 
 @pytest.mark.parametrize("lacks", ["", "its packages", "a requirement", "is not wanted"])
 def test_make_uses_the_active_environment_that_has_what_a_run_needs(tmp_path: Path, lacks: str) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline")
+    write_project(tmp_path, "text", "leafnet", "shardline")
     python = "false" if lacks == "its packages" else sys.executable
     if lacks == "a requirement":
         (tmp_path / "requirements.txt").write_text("# ours\n\nno-such-package==1\n")
@@ -181,7 +179,7 @@ def test_make_uses_the_active_environment_that_has_what_a_run_needs(tmp_path: Pa
 
 
 def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline")
+    write_project(tmp_path, "text", "leafnet", "shardline")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / ".installed").touch()
     before = sorted(tmp_path.rglob("*"))
@@ -192,7 +190,7 @@ def test_make_takes_its_own_variables_for_no_parameters(tmp_path: Path) -> None:
 
 
 def test_make_builds_the_image_of_the_settings(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline")
+    write_project(tmp_path, "text", "leafnet", "shardline")
     settings = tmp_path / "settings.toml"
     name = "europe-west4-docker.pkg.dev/my-project/shardline/leafnet:0.1.0"
 
@@ -205,7 +203,7 @@ def test_make_builds_the_image_of_the_settings(tmp_path: Path) -> None:
 
 
 def test_make_compiles_again_when_the_package_has_changed(tmp_path: Path) -> None:
-    new.write(tmp_path, "text", "leafnet", "shardline")
+    write_project(tmp_path, "text", "leafnet", "shardline")
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled" / "retrain.yaml").touch()
     assert "shardline compile" not in planned(tmp_path, "run")

@@ -18,7 +18,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.parameters import check_parameters, read_parameters
-from shardline.pipelines.project.data import inspect
+from shardline.pipelines.project.data import inspect_data
 from shardline.pipelines.spec import load_pipeline
 from tests.helpers.markdown import ROOT
 
@@ -51,7 +51,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_each_column_of_a_table_is_used_as_what_it_is(orders: Path) -> None:
-    data = inspect(str(orders), "price", "")
+    data = inspect_data(str(orders), "price", "")
 
     assert (data.kind, data.texts) == ("text", ["note"])
     assert data.parameters["label"] == "regression:price", "so many whole numbers are not classes"
@@ -70,7 +70,7 @@ def test_what_repeats_for_a_customer_is_the_group_where_there_is_no_time(tmp_pat
     rows = [f"{i % 25},{3 * i},{'ab'[i % 2]}" for i in range(1, 81)]
     path.write_text("\n".join(["customer_id,size,kind", *rows]))
 
-    parameters = inspect(str(path), "kind", "").parameters
+    parameters = inspect_data(str(path), "kind", "").parameters
 
     assert parameters["group"] == "customer_id"
     assert (parameters["key"], "stratify" in parameters) == ("content", False)
@@ -81,7 +81,7 @@ def test_rows_that_chance_makes_equal_are_not_kept_together(tmp_path: Path) -> N
     rows = [f"{'xyz'[i % 3]},{'pq'[i % 2]},,{'ab'[i // 7 % 2]}" for i in range(80)]
     path.write_text("\n".join(["first,second,empty,label", *rows]))
 
-    assert "key" not in inspect(str(path), "label", "").parameters
+    assert "key" not in inspect_data(str(path), "label", "").parameters
 
 
 @pytest.mark.parametrize("label", ["price", "kind", "multilabel:shop", "class:kind"])
@@ -114,7 +114,7 @@ def test_a_project_has_parameters_of_the_pipeline_and_a_model_of_its_kind(
 
 
 def test_images_keep_the_size_that_most_of_them_have(photos: Path) -> None:
-    data = inspect(str(photos), "", "")
+    data = inspect_data(str(photos), "", "")
 
     assert (data.kind, data.parameters["image_size"]) == ("images", 44)
     assert data.parameters["stratify"] is True
@@ -129,7 +129,7 @@ def test_columns_with_mistakes_or_dates_of_two_meanings_are_left_out_with_the_re
     path = tmp_path / "orders.csv"
     path.write_text("\n".join(["size,sold_on,price,label", *rows]))
 
-    data = inspect(str(path), "", "")
+    data = inspect_data(str(path), "", "")
 
     assert data.parameters["features"] == {"price": "price"}
     found = " ".join(" ".join(data.found).split())
@@ -216,7 +216,7 @@ def test_what_some_rows_lack_does_not_decide_the_split(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(["customer_id,day,size,label", *rows]))
 
-    data = inspect(str(path), "", "")
+    data = inspect_data(str(path), "", "")
 
     assert data.parameters["features"] == {"customer_id": "customer_id", "size": "size"}
     assert not data.parameters.keys() & {"group", "split_by_time"}
@@ -228,7 +228,7 @@ def test_rows_without_a_label_end_no_run(tmp_path: Path) -> None:
     rows = [f"{i / 2},{'' if i == 5 else 'ab'[i % 2]}" for i in range(80)]
     path.write_text("\n".join(["size,label", *rows]))
 
-    parameters = inspect(str(path), "", "").parameters
+    parameters = inspect_data(str(path), "", "").parameters
 
     assert (parameters["on_bad_record"], parameters["max_bad_fraction"]) == ("skip", 0.03)
 
@@ -241,7 +241,7 @@ def test_words_that_hardly_repeat_are_left_out_and_a_rare_class_is_weighed(tmp_p
     ]
     path.write_text("\n".join(["size,zip,name,shop,label", *rows]))
 
-    data = inspect(str(path), "", "")
+    data = inspect_data(str(path), "", "")
 
     assert data.parameters["features"] == {"size": "size", "shop": "shop"}
     assert data.parameters["class_weights"] == "balanced"
@@ -250,4 +250,4 @@ def test_words_that_hardly_repeat_are_left_out_and_a_rare_class_is_weighed(tmp_p
     assert "name: has" in shown.replace("\n            ", " ")
     assert "rare        one class" in shown
     path.write_text("\n".join(["size,zip,name,shop,label", *rows * 2]))
-    assert "zip: has" not in "\n".join(inspect(str(path), "", "").found), "a tenth of 840 rows are 84"
+    assert "zip: has" not in "\n".join(inspect_data(str(path), "", "").found), "a tenth of 840 rows are 84"

@@ -22,7 +22,7 @@ env = { A = "1", B = "2" }
 
 def load(tmp_path: Path, text: str) -> CustomJobSettings:
     (tmp_path / "s.toml").write_text(text)
-    return settings.load(tmp_path / "s.toml").train
+    return settings.load_settings(tmp_path / "s.toml").train
 
 
 def test_all_pools_take_over_what_they_do_not_say(tmp_path):

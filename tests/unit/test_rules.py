@@ -17,7 +17,7 @@ from shardline.components.validate.metrics.evaluation import (
     Lead,
     Slice,
 )
-from shardline.pipelines.cli import models
+from shardline.pipelines.cli import data
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.manifest import (
@@ -637,7 +637,7 @@ def test_several_labels_are_not_decided_in_one_sentence():
 def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
     (tmp_path / "gate.toml").write_text('undecided = "block"\nfirst_run = "block"\n')
 
-    both = models._gate(tmp_path / "gate.toml", (), first_run=None, undecided="bless")
+    both = data._gate(tmp_path / "gate.toml", (), first_run=None, undecided="bless")
 
     assert (both.undecided, both.first_run) == ("bless", "block")
     assert Gate(undecided="block").undecided == "block"

@@ -12,15 +12,8 @@ import pytest
 
 from shardline.components.text import timestamp
 from shardline.pipelines.check import Schedule
-from shardline.pipelines.remote.schedules import (
-    NEW,
-    Existing,
-    SchedulePlan,
-    load_schedules,
-    make_plan,
-    run_request,
-    schedule_body,
-)
+from shardline.pipelines.remote import load_schedules, plan_schedule, schedule_request
+from shardline.pipelines.remote.schedules import NEW, Existing, SchedulePlan, schedule_body
 from shardline.pipelines.settings import Environment
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers.checks import pipeline
@@ -132,7 +125,7 @@ def declared(**fields: Any) -> Schedule:
 
 
 def request(wanted: Schedule, spec: Any = SPEC, environment: Environment = ENVIRONMENT) -> dict[str, Any]:
-    return run_request(environment, spec, wanted.parameters)
+    return schedule_request(environment, spec, wanted.parameters)
 
 
 def existing(wanted: Schedule | None = None, number: int = 1, content: Any = None, **fields: Any) -> Existing:
@@ -150,7 +143,7 @@ def existing(wanted: Schedule | None = None, number: int = 1, content: Any = Non
 
 
 def plan(wanted: Schedule, *found: Existing, **context: Any) -> SchedulePlan:
-    return make_plan(wanted, request(wanted, **context), found)
+    return plan_schedule(wanted, request(wanted, **context), found)
 
 
 def calls(found: SchedulePlan) -> list[str]:

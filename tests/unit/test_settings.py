@@ -86,7 +86,7 @@ def test_a_settings_file_is_read(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text(GOOD)
 
-    found = environments.load(path)
+    found = environments.load_settings(path)
 
     assert (found.image, found.train.cluster.replica_count) == ("i:1", 3)
     assert found.train.cluster.chief.machine_type == "n1-standard-4"
@@ -109,13 +109,13 @@ def test_a_wrong_settings_file_is_explained(tmp_path, old, new, message):
     path.write_text(GOOD.replace(old, new))
 
     with pytest.raises(SettingsError, match=message) as error:
-        environments.load(path)
+        environments.load_settings(path)
     assert str(path) in str(error.value)
 
 
 def test_a_missing_settings_file_is_named(tmp_path):
     (tmp_path / "vertex.toml.example").touch()
     with pytest.raises(SettingsError, match=r"no settings file .*; copy .*vertex\.toml\.example to it"):
-        environments.load(tmp_path / "vertex.toml")
+        environments.load_settings(tmp_path / "vertex.toml")
     with pytest.raises(SettingsError, match="no settings file"):
-        environments.load(tmp_path / "none.toml")
+        environments.load_settings(tmp_path / "none.toml")

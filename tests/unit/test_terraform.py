@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.settings import load, load_environment
+from shardline.pipelines.settings import load_environment, load_settings
 from tests.helpers.markdown import ROOT
 
 MODULE = ROOT / "infrastructure"
@@ -47,4 +47,4 @@ def test_its_settings_are_ours(tmp_path: Path) -> None:
     environment = load_environment(file, {}, {})
     assert environment.pipeline_root == "gs://models/runs"
     assert environment.service_account.startswith("trainer@")
-    assert load(file).train.service_account.startswith("training@")
+    assert load_settings(file).train.service_account.startswith("training@")
