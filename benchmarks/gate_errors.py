@@ -181,7 +181,7 @@ def print_rare(run: Run, draws: int) -> None:
 
 
 def print_models(run: Run, draws: int) -> None:
-    """Prints the table of simulated models of docs/judging.md, which is the same for any number of draws."""
+    """Prints the table of simulated models of benchmarks/GATE.md; any number of draws gives the same."""
     print("\n".join(rows_of_models()))
 
 

@@ -130,7 +130,7 @@ def row(true: Any, champions: Any, models: Any) -> str:
 
 
 def main() -> None:
-    """Prints the table of docs/judging.md."""
+    """Prints the table of benchmarks/GATE.md."""
     print("| data | model | " + " | ".join(f"n = {n:,}" for n in SIZES) + " |")
     print("|---|---|" + "---|" * len(SIZES))
     true = np.random.default_rng(0).integers(0, 10, 20_000)

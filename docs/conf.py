@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 project = "Shardline"
@@ -29,7 +31,12 @@ def setup(app: Any) -> None:
 
 
 def _add_contents(app: Any, page: str, source: list[str]) -> None:
-    """Gives the first page its tables of contents, from its own lists: on GitHub they are links only."""
+    """Adds the tables of contents, from the first page's own lists, and the help of all commands."""
+    if page == "cli":
+        sys.path.insert(0, str(Path(app.srcdir).parent))
+        from docs.reference import reference
+
+        source[0] += reference()
     if page != "index":
         return
     sections = re.split(r"^## (.+)\n", source[0], flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
-"""Writes the generated pages, docs/cli.md and docs/check.md: `python -m docs.reference`."""
+"""What is generated: docs/check.md, by `python -m docs.reference`, and on the site the help in cli.md."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ from shardline.pipelines.cli.options import PLATFORM_OPTIONS
 
 #: Characters of a line.
 _WIDTH = 110
-_HEAD = """\
-# The command line
-
-Every command and its options, as `shardline COMMAND -h` prints them. A command ends with 0 (done), 1 (it
-failed, or the answer is no), 2 (a mistake in the input), 3 (the platform refused or failed), 4 (the run was
-cancelled), 70 (an unexpected error, with a crash file), 75 (stopped with a checkpoint: start it again), 130
-or 143 (Ctrl-C or SIGTERM); [exit codes](troubleshooting.md#exit-codes) say more.
-
-| to | commands |
-|---|---|
-"""
-_FOOT = """
-This page is generated: `python -m docs.reference`.
-"""
 _PLATFORM = "Platform options"
 _SHARED = "Shared options"
 #: Options that mean the same in every command that has them.
@@ -38,7 +24,8 @@ _SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "-
 _RULES_HEAD = """\
 # What `shardline check` looks at
 
-`shardline check` finds mistakes before anything runs.
+`shardline check` finds mistakes before anything runs. [Other checks](testing.md#checks-from-cheap-to-dear)
+find what it cannot see.
 
     shardline check compiled/retrain.yaml
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
@@ -77,7 +64,7 @@ _TITLES = {
 
 
 def reference() -> str:
-    """Returns the page with the help of all commands, and of the program that every replica runs."""
+    """Returns the help of all commands, and of the program that every replica runs, in Markdown."""
     from shardline.trainer import task
 
     contexts = commands()
@@ -87,12 +74,12 @@ def reference() -> str:
     sections.append(_text(_SHARED, _options(_is_shared)))
     sections.append(_text(_PLATFORM, _options(_is_platform)))
     sections.append(_text("Options of the trainer", parser.format_help()))
-    return "\n".join([_HEAD + _index(contexts) + _FOOT, *sections])
+    return "\n".join([_index(contexts), *sections])
 
 
 def _index(contexts: Sequence[click.Context]) -> str:
     """Returns the rows of the table of commands, with the program of a replica."""
-    rows = []
+    rows = ["\n| to | commands |\n|---|---|\n"]
     names = [context.command_path.removeprefix("shardline ") for context in contexts]
     for title, wanted in main.sections.items():
         found = [name for one in wanted for name in names if name.split()[0] == one]
@@ -185,5 +172,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page, text in (("cli.md", reference()), ("check.md", rules_page())):
-        Path(__file__).with_name(page).write_text(text)
+    Path(__file__).with_name("check.md").write_text(rules_page())

@@ -1,7 +1,7 @@
 """Wrong models, and what the gate says to each: `python -m tests.components.wrong_models`.
 
 All are made for real, of the digits or of tables, and judged by the default rules, against a good champion.
-Prints the table for docs/judging.md; numbers, which differ a little between machines, are left out of it.
+Prints the table for benchmarks/GATE.md; numbers, which differ a little between machines, are left out of it.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def without_numbers(text: str) -> str:
 
 
 def table(work: Path) -> str:
-    """Returns the table for docs/judging.md."""
+    """Returns the table for benchmarks/GATE.md."""
     rows = [row(case, blessing) for case, blessing in judged(work)]
     head = ["| model or data | verdict | rules that did not pass | warning |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])

@@ -50,8 +50,8 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Returns the commands of all pages but the generated reference of the command line."""
-    return [command for page in PAGES if page.name != "cli.md" for command in _commands(page)]
+    """Returns the commands of all pages."""
+    return [command for page in PAGES for command in _commands(page)]
 
 
 def _commands(page: Path) -> Iterator[Command]:

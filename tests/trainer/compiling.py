@@ -1,4 +1,4 @@
-"""Ways to build and compile a model: `python -m tests.trainer.compiling > docs/compiling.md`.
+"""Ways to build and compile a model: `python -m tests.trainer.compiling > benchmarks/KERAS.md`.
 
 Each is trained by Shardline, and by Keras' own `fit` on the same batches in the same order.
 """

@@ -129,4 +129,4 @@ def test_is_refused_before_the_first_step(datasets, tmp_path, name):
 
 
 def test_the_page_is_made_of_the_cases():
-    assert (ROOT / "docs" / "compiling.md").read_text(encoding="utf-8") == page()
+    assert (ROOT / "benchmarks" / "KERAS.md").read_text(encoding="utf-8") == page()

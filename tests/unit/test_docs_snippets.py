@@ -24,7 +24,7 @@ from shardline.pipelines.spec import load_pipeline
 from tests.helpers.markdown import PAGES, ROOT, blocks
 
 #: The pages but for the generated reference, and that of people with a clone.
-OF_USERS = [page for page in PAGES if page.name not in ("cli.md", "CONTRIBUTING.md")]
+OF_USERS = [page for page in PAGES if page.name != "CONTRIBUTING.md"]
 #: Names in the Python of a page that are the reader's own, or from the snippet before.
 OWN_NAMES = {
     "README.md": "build_model x y",
@@ -105,6 +105,6 @@ def test_extras_that_a_page_installs_are_there(page: Path) -> None:
 
 
 def test_the_page_about_installing_has_every_extra_of_a_user() -> None:
-    page = (ROOT / "docs" / "install.md").read_text()
+    page = (ROOT / "docs" / "quickstart.md").read_text()
 
     assert [extra for extra in extras() if f"`{extra}`" not in page] == ["docs", "dev"]

@@ -91,5 +91,5 @@ def test_intervals_over_rows_of_a_table_cover_the_truth_and_find_a_worse_model(c
 
 
 def test_the_page_on_judging_has_the_table_of_simulated_models() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "judging.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "benchmarks" / "GATE.md").read_text(encoding="utf-8")
     assert [row for row in gate_errors.rows_of_models() if row not in page] == []  # shows what differs
