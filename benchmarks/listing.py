@@ -56,7 +56,7 @@ def serve(names: int, folders: int, latency: float, requests: Synchronized[int],
 
 def measure(way: str) -> None:
     """Lists the bucket once, in this process, and prints what came of it."""
-    from shardline.components.changes.detection import fingerprint
+    from shardline.components.changes import fingerprint
     from shardline.components.preprocess.run import preprocess
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources import open_source

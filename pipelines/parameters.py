@@ -15,14 +15,14 @@ from collections.abc import Collection, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.changes.detection import fill_in_date, read_settings
+from shardline.components.changes import fill_in_date, read_settings
 from shardline.components.code import is_own
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import is_plugin, open_source
 from shardline.components.runs import Run, RunDirectory
 from shardline.components.text import quality, truncate
-from shardline.components.train.settings import OPTIONS
+from shardline.components.train import OPTIONS
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate import Gate
 from shardline.pipelines.settings import read_toml

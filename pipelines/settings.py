@@ -26,8 +26,8 @@ from shardline.components.custom_job import (
     WorkerPool,
     other_region,
 )
-from shardline.components.exit_handler.notification import NotifySettings
-from shardline.components.register.registration import Deploy, ModelUpload
+from shardline.components.exit_handler import NotifySettings
+from shardline.components.register import Deploy, ModelUpload
 from shardline.components.runs import TrackingSettings
 from shardline.components.vertex import Platform
 from shardline.trainer.base import files, plugins
@@ -157,7 +157,7 @@ def load_settings(path: Path) -> Settings:
 
 def _project_packages(parameters: Mapping[str, Any]) -> list[str]:
     """Returns the packages of models and sources that `parameters` and the files in params/ name."""
-    from shardline.components.changes.detection import plugins_of  # with all forms of data
+    from shardline.components.changes import plugins_of  # with all forms of data
 
     given = [parameters, *(read_toml(path, "") for path in sorted(Path("params").glob("*.toml")))]
     # An option of the training is in its object, or a parameter of its own.

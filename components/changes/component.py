@@ -58,7 +58,7 @@ def detect_changes(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("changes"):
-        from shardline.components.changes.detection import detect_changes
+        from shardline.components.changes import detect_changes
 
         return detect_changes(**arguments)
 
@@ -84,6 +84,6 @@ def record_run(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("changes"):
-        from shardline.components.changes.detection import write_history
+        from shardline.components.changes import write_history
 
         write_history(Path(exported.path), state, history_uri, champion_uri, job_name)

@@ -39,7 +39,7 @@ from shardline.components.storage import (
 )
 from shardline.components.text import quality, truncate
 from shardline.components.text import size as size_text
-from shardline.components.train.settings import read_training
+from shardline.components.train import read_training
 from shardline.components.validate import Gate, check_formats
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import code, crash, files, plugins

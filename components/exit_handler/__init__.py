@@ -2,3 +2,7 @@
 
 It may import `model_store`, `runs` and `vertex`, and no other component.
 """
+
+from shardline.components.exit_handler.notification import NotifySettings, finish_run
+
+__all__ = ["NotifySettings", "finish_run"]

@@ -30,7 +30,7 @@ def exit_handler(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("exit-handler"):
-        from shardline.components.exit_handler.notification import finish_run
+        from shardline.components.exit_handler import finish_run
 
         finish_run(
             state=status.state,

@@ -36,7 +36,7 @@ def register(
     """
     from pathlib import Path
 
-    from shardline.components.register.registration import register_model
+    from shardline.components.register import register_model
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("register"):

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.changes.detection import record_dataset
+from shardline.components.changes import record_dataset
 from shardline.components.model_store.champions import champion_directory, check_champion
-from shardline.components.train.settings import read_training
+from shardline.components.train import read_training
 from shardline.components.validate import Gate
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import crash, files, progress

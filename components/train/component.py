@@ -46,9 +46,9 @@ def train(
         tuned: Parameters of the best trial, in place of the above or of arguments of the model function.
     """
     arguments = dict(locals())
-    from shardline.components.train.replica import run
+    from shardline.components.train import train_replica
 
-    run(**arguments)
+    train_replica(**arguments)
 
 
 def custom_job(

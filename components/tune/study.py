@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
-from shardline.components.train.settings import can_be_tuned, read_training
+from shardline.components.train import can_be_tuned, read_training
 from shardline.trainer.base import code, files
 from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types, read, restore_integers
 from shardline.trainer.base.errors import SettingsError
@@ -248,7 +248,7 @@ def main(argument: str, flags: Sequence[str]) -> None:
     """Trains with the parameters of this trial, from its flags."""
     from kfp import dsl
 
-    from shardline.components.train.replica import run
+    from shardline.components.train import train_replica
 
     trial = json.loads(argument)
     if "code" in trial:
@@ -256,7 +256,7 @@ def main(argument: str, flags: Sequence[str]) -> None:
     with exit_on_error("train"):
         tuned = read_flags(flags, trial["parameters"])
     dataset, model = dsl.Dataset(uri=trial["dataset"]), dsl.Model(uri="")
-    run(dataset=dataset, model=model, tuned=tuned, **trial["training"])
+    train_replica(dataset=dataset, model=model, tuned=tuned, **trial["training"])
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:

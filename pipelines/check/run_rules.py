@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from shardline.components.changes.detection import plugins_of, read_settings
+from shardline.components.changes import plugins_of, read_settings
 from shardline.components.code import files_of, is_own
 from shardline.components.text import enumerate_names
 from shardline.pipelines.check.checks import Found, rules

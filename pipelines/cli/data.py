@@ -120,7 +120,7 @@ def preprocess(
     settings = PreprocessSettings(source=source, features=features, **options, **others)
     if dry_run:
         # Without reading it.
-        from shardline.components.changes.detection import fingerprint
+        from shardline.components.changes import fingerprint
         from shardline.components.preprocess.sources import bigquery, check_form
 
         check_form(source)

@@ -142,7 +142,7 @@ def _wanted(
     names: Sequence[str],
     prove: Callable[..., str],
 ) -> Iterator[tuple[Schedule, dict[str, Any], str]]:
-    from shardline.components.changes.detection import in_zone
+    from shardline.components.changes import in_zone
     from shardline.pipelines.check import check_run, split_zone
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote import schedule_request

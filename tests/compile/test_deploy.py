@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.register.registration import Deploy, ModelUpload
+from shardline.components.register import Deploy, ModelUpload
 from shardline.pipelines.check import Pipeline, check_pipeline
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline

@@ -13,7 +13,7 @@ from kfp import compiler, dsl, local
 from kfp.dsl.base_component import BaseComponent
 
 import shardline.components
-import shardline.components.train.replica
+import shardline.components.train.component
 from shardline.components import (
     Cluster,
     CustomJobSettings,
@@ -26,7 +26,7 @@ from shardline.components import (
     with_image,
 )
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.train.settings import OPTIONS
+from shardline.components.train import OPTIONS
 from shardline.components.validate.gate.rules import Gate
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import load_settings
@@ -140,12 +140,12 @@ def test_image_and_machines_are_those_that_were_given(tmp_path: Path) -> None:
 def test_names_win_over_the_packages_that_are_called_alike() -> None:
     """Also after these have been imported, which makes them attributes."""
     from shardline.components import train as again
-    from shardline.components.train import replica
+    from shardline.components.train import component
 
     assert again is shardline.components.train is shardline.components.default().train
-    assert replica.__name__ == "shardline.components.train.replica"
-    with pytest.raises(ImportError, match="cannot import name 'replica'"):
-        exec("import shardline.components.train.replica as r")
+    assert component.__name__ == "shardline.components.train.component"
+    with pytest.raises(ImportError, match="cannot import name 'component'"):
+        exec("import shardline.components.train.component as r")
 
 
 def test_importing_the_package_loads_no_kfp() -> None:

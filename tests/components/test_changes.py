@@ -13,16 +13,9 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
+from shardline.components.changes import fill_in_date, in_zone, record_dataset
 from shardline.components.changes.component import detect_changes, record_run
-from shardline.components.changes.detection import (
-    Fingerprint,
-    State,
-    describe_changes,
-    fill_in_date,
-    in_zone,
-    record_dataset,
-    run_time,
-)
+from shardline.components.changes.detection import Fingerprint, State, describe_changes, run_time
 from shardline.components.runs import directory as run_directory
 from shardline.components.validate.export import formats
 from shardline.pipelines.parameters import check_values

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.exit_handler import notification
+from shardline.components.exit_handler import NotifySettings, notification
 from shardline.components.exit_handler.component import exit_handler
-from shardline.components.exit_handler.notification import (
-    NotifySettings,
-    format_message,
-    post_message,
-    webhook_url,
-)
+from shardline.components.exit_handler.notification import format_message, post_message, webhook_url
 from shardline.components.runs import Run, RunDirectory, explain
 from shardline.pipelines.settings import load_settings
 from shardline.trainer.base.errors import PlatformError, SettingsError

@@ -7,8 +7,8 @@ from kfp import dsl
 
 from shardline.components import model_store
 from shardline.components.model_store.champions import champion_directory, current, publish
+from shardline.components.register import register_model
 from shardline.components.register.component import register
-from shardline.components.register.registration import register_model
 from shardline.components.runs import directory as run_directory
 from shardline.trainer.base.errors import ModelError, SettingsError
 from tests.helpers.exports import judge_again, write_export

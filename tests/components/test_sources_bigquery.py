@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("google.cloud.bigquery_storage_v1", reason="pip install 'shardline[bigquery]'")
 
-from shardline.components.changes.detection import fingerprint
+from shardline.components.changes import fingerprint
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.bigquery import parse

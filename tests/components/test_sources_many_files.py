@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from shardline.components.changes.detection import fill_in_date, fingerprint
+from shardline.components.changes import fill_in_date, fingerprint
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import Example

@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.exit_handler.notification import finish_run
+from shardline.components.exit_handler import finish_run
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome

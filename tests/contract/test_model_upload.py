@@ -11,8 +11,9 @@ from google.cloud.aiplatform_v1.types import Model
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from kfp import compiler, dsl
 
+from shardline.components.register import ModelUpload
 from shardline.components.register.component import serving_model, upload_task
-from shardline.components.register.registration import PIPELINE_LABEL, ModelUpload
+from shardline.components.register.registration import PIPELINE_LABEL
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex

@@ -11,8 +11,8 @@ from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPred
 from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
+from shardline.components.register import Deploy, ModelUpload
 from shardline.components.register.component import deploy_tasks, serving_model, upload_task
-from shardline.components.register.registration import Deploy, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.helpers.execution import execute
 

@@ -240,7 +240,7 @@ def test_trials_unpack_the_code_of_the_task_that_has_planned_them(
     def run(*, model_function: str, **_: Any) -> None:
         built.append(plugins.load(model_function, "model")())
 
-    monkeypatch.setattr(importlib.import_module("shardline.components.train.replica"), "run", run)
+    monkeypatch.setattr(importlib.import_module("shardline.components.train"), "train_replica", run)
     write({"leafnet/model.py": "def build():\n    return 'of the working directory'\n"})
     study.main(argument, ["--units=1"])
     assert built == ["packed"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.registration import Deploy
+from shardline.components.register import Deploy
 from shardline.pipelines import settings
 from shardline.trainer.base.errors import SettingsError
 

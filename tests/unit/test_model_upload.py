@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.registration import ModelUpload, copy_saved_model, describe_model
+from shardline.components.register import ModelUpload
+from shardline.components.register.registration import copy_saved_model, describe_model
 from shardline.pipelines import settings
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.exports import contents, write_export

@@ -14,7 +14,7 @@ from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import jso
 from kfp import dsl
 
 from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
-from shardline.components.train.settings import read_training, with_tuned
+from shardline.components.train import read_training, with_tuned
 from shardline.components.tune.study import (
     STOPPING,
     StudyParameter,
