@@ -53,9 +53,8 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
     import tensorflow as tf
 
     from shardline.trainer.base.settings import TrainSettings
-    from shardline.trainer.checkpoint.state import Position, TrainingState
-    from shardline.trainer.checkpoint.store import Checkpoints, Identity
-    from shardline.trainer.loop.process import this_process
+    from shardline.trainer.checkpoint import Checkpoints, Identity, Position, TrainingState
+    from shardline.trainer.loop import this_process
 
     process = this_process({})
     chief, model = process.cluster.is_chief, _build(process, megabytes, optimizer)

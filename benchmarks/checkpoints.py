@@ -26,10 +26,9 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     import tensorflow as tf
 
     from benchmarks import training_process
-    from shardline.trainer.checkpoint.state import Position, TrainingState
-    from shardline.trainer.checkpoint.store import Checkpoints, Identity
+    from shardline.trainer.checkpoint import Checkpoints, Identity, Position, TrainingState
     from shardline.trainer.cluster import read_cluster
-    from shardline.trainer.distribute.collectives import make_summation
+    from shardline.trainer.distribute import make_summation
     from shardline.trainer.loop.step import StepLoop
 
     name, side, batch, steps = WORKS[work]

@@ -88,7 +88,7 @@ def train_linear(train: tuple[Any, Any], test: tuple[Any, Any]) -> float:
 def read(dataset: Path, split: str) -> tuple[Any, Any]:
     """Returns the inputs and the targets of a split."""
     found = manifest.load(dataset)
-    inputs, targets = examples.load(
+    inputs, targets = examples.load_examples(
         [str(dataset / shard.file) for shard in found.splits[split].shards], found
     )
     return inputs, np.ravel(np.asarray(targets))
@@ -98,7 +98,7 @@ def measure(given: dict[str, Any], out: Path, seed: int) -> tuple[float, float, 
     """Returns the scores of the project's model and of the linear one, and the epochs of the former."""
     settings = {name: given[name] for name in given.keys() & _KNOWN} | {"split_salt": seed, "seed": seed}
     shardline.preprocess(shardline.PreprocessSettings(**settings), out)
-    info, build_model = examples.describe(out), plugins.load(given["model"], "model")
+    info, build_model = examples.describe_dataset(out), plugins.load(given["model"], "model")
     stopping = keras.callbacks.EarlyStopping("val_loss", 0, given["early_stopping_patience"])
     stopping.restore_best_weights = True
     options = {"batch_size": 32, "epochs": given["epochs"], "callbacks": [stopping], "seed": seed}

@@ -225,7 +225,7 @@ def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[
 def _info(dataset: Path, manifest: Manifest) -> Any:
     from shardline.trainer.data import examples
 
-    return examples.describe(dataset) if hasattr(examples, "describe") else manifest.info()
+    return examples.describe_dataset(dataset)
 
 
 def peer(choice: Any, dataset: Path, manifest: Manifest) -> dict[str, float]:

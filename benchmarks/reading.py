@@ -65,7 +65,7 @@ def contenders(directory: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     def feed(name: str) -> Any:
-        from shardline.trainer.data.pipeline import InputPipeline
+        from shardline.trainer.data import InputPipeline
         from shardline.trainer.manifest import load
         from shardline.trainer.sharding import EpochPlan
 

@@ -30,8 +30,8 @@ def main(request: dict[str, Any]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
     from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.cluster import read_cluster
+    from shardline.trainer.distribute import Collectives
     from shardline.trainer.distribute import strategy as strategies
-    from shardline.trainer.distribute.collectives import Collectives
 
     cluster = read_cluster(os.environ)
     plain = TrainSettings(
@@ -40,7 +40,7 @@ def main(request: dict[str, Any]) -> None:
         strategy=request["strategy"],
         cpu_devices=2 if request["strategy"] == "mirrored" else 1,
     )
-    strategy = strategies.create(plain, cluster)
+    strategy = strategies.create_strategy(plain, cluster)
     together = Collectives(strategy)
     runs = {
         name: _variant(request, strategy, cluster, name, options)
@@ -68,8 +68,8 @@ def _variant(
     import tensorflow as tf
 
     from shardline.trainer.base.settings import TrainSettings
+    from shardline.trainer.distribute import make_summation
     from shardline.trainer.distribute import strategy as strategies
-    from shardline.trainer.distribute.collectives import make_summation
     from shardline.trainer.loop.build import accumulate_gradients
     from shardline.trainer.loop.step import StepLoop
 

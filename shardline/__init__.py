@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardline.trainer.fit import evaluate as evaluate
     from shardline.trainer.fit import fit as fit
     from shardline.trainer.fit import predict as predict
-    from shardline.trainer.loop.process import strategy as strategy
+    from shardline.trainer.loop import strategy as strategy
     from shardline.trainer.manifest import DatasetInfo as DatasetInfo
     from shardline.trainer.manifest import Feature as Feature
     from shardline.trainer.manifest import Label as Label
@@ -57,7 +57,7 @@ _MODULES = {
     "shardline.trainer.base.settings": ("TrainSettings",),
     "shardline.trainer.manifest": ("DatasetInfo", "Feature", "Label", "Manifest"),
     "shardline.trainer.fit": ("evaluate", "fit", "predict"),
-    "shardline.trainer.loop.process": ("strategy",),
+    "shardline.trainer.loop": ("strategy",),
     "shardline.trainer.models.zoo": ("encode_columns", "make_output"),
     "shardline.trainer.train": ("train",),
 }

@@ -22,25 +22,25 @@ import tensorflow as tf
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.state import Position
-from shardline.trainer.data.adapters import Batches, BatchSequence, check_counts, check_whole_number
-from shardline.trainer.distribute import strategy as strategies
-from shardline.trainer.distribute.peers import describe_difference
+from shardline.trainer.checkpoint import Position
+from shardline.trainer.data import Batches, BatchSequence, check_counts, check_whole_number
+from shardline.trainer.distribute import check_strategy_settings, describe_difference
 from shardline.trainer.keras_compat.datasets import drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
-from shardline.trainer.loop.build import BuildModel, build_with_variables
-from shardline.trainer.loop.callbacks import Counters, Hooks, check_callback
-from shardline.trainer.loop.loop import Training
-from shardline.trainer.loop.process import (
+from shardline.trainer.loop import (
     STRATEGY_SETTINGS,
+    EvaluationLoop,
+    Logs,
     Process,
+    Training,
     TrainingRun,
     Watchdog,
     check_options,
     this_process,
 )
-from shardline.trainer.loop.step import EvaluationLoop, Logs
+from shardline.trainer.loop.build import BuildModel, build_with_variables
+from shardline.trainer.loop.callbacks import Counters, Hooks, check_callback
 from shardline.trainer.preemption import Preemption, during_a_run
 
 #: Settings of the trainer that `fit` takes by their names.
@@ -202,7 +202,7 @@ def _validation_epochs(validation_freq: int | Collection[int]) -> int | Collecti
 def _make_run(
     process: Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
 ) -> TrainingRun:
-    strategies.check_settings(settings, process.strategy_name)
+    check_strategy_settings(settings, process.strategy_name)
     return TrainingRun(
         **vars(replace(process, settings=settings)),
         checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,

@@ -388,7 +388,7 @@ class DatasetInfo:
         if self.reader is None:
             raise ModelError(
                 "only the manifest of the dataset is known, not its examples; "
-                "shardline.trainer.data.examples.describe(DIRECTORY) returns a description that has them"
+                "shardline.trainer.data.describe_dataset(DIRECTORY) returns a description that has them"
             )
         return self.reader(columns, limit)
 

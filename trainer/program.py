@@ -28,9 +28,9 @@ def main(arguments: Sequence[str]) -> None:
             tensorflow_internals.keep_freed_memory()
             tensorflow_internals.import_tensorflow()
             if cluster.hosts:
-                from shardline.trainer.loop import process
+                from shardline.trainer.loop import strategy
 
-                process.strategy()
+                strategy()
             is_module = arguments[0] == "-m"
             sys.argv = list(arguments[is_module:])
             if is_module:

@@ -21,22 +21,36 @@ from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE, OutputDirs, TrainSettings, output_dirs
-from shardline.trainer.checkpoint.store import Checkpoints, Identity, check_model_dir
+from shardline.trainer.checkpoint import Checkpoints, Identity, check_model_dir
 from shardline.trainer.cluster import ClusterConfig, has_evaluator, read_cluster
-from shardline.trainer.data import examples, transforms
-from shardline.trainer.data.pipeline import InputPipeline
+from shardline.trainer.data import InputPipeline, describe_dataset, examples, transforms
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
-from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute import announce_devices, choose_strategy
 from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
-from shardline.trainer.loop import callbacks, evaluator
+from shardline.trainer.loop import (
+    EvaluationLoop,
+    Logs,
+    Process,
+    Training,
+    TrainingRun,
+    Watchdog,
+    callbacks,
+    evaluator,
+    join_cluster,
+    run_server,
+)
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
-from shardline.trainer.loop.loop import Training
-from shardline.trainer.loop.parameter_server import run_server
-from shardline.trainer.loop.process import Process, TrainingRun, Watchdog, join_cluster
-from shardline.trainer.loop.step import EvaluationLoop, Logs
 from shardline.trainer.manifest import Manifest
-from shardline.trainer.models import saving
-from shardline.trainer.models.interface import Interface, check_export, read_interface, unwrap_single_label
+from shardline.trainer.models import (
+    METRICS_FILE,
+    Interface,
+    adapted_layers,
+    check_export,
+    read_interface,
+    save_model,
+    unwrap_single_label,
+    warm_start,
+)
 from shardline.trainer.preemption import Preemption, during_a_run
 from shardline.trainer.sharding import EpochPlan, ShardPolicy, shard_policy
 
@@ -62,9 +76,9 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
-    strategies.announce(cluster, environ)
+    announce_devices(cluster, environ)
     settings = replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
-    name = strategies.choose(settings, cluster)
+    name = choose_strategy(settings, cluster)
     if run_server(cluster, name, settings.startup_timeout):
         return {}
     evaluates = cluster.role == "evaluator"
@@ -123,7 +137,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
-        known = examples.explain(error, directory, run.manifest) or run.peers.explain(error)
+        known = examples.explain_read_error(error, directory, run.manifest) or run.peers.explain(error)
         raise known or error from error
     except ShardlineError as error:
         raise run.peers.explain(error.__cause__) or error from error.__cause__
@@ -147,7 +161,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         model,
         hooks,
         data=run.manifest.fingerprint,
-        fixed=saving.adapted_layers(model, numbers=settings.evaluator),
+        fixed=adapted_layers(model, numbers=settings.evaluator),
         counters=counters,
         preemption=preemption,
     )
@@ -193,7 +207,7 @@ def _assemble(
     Then its interface, and the preparation of inputs, if any. With `evaluate_only` the weights follow later.
     """
     settings, exported = run.settings, not run.settings.allow_unexportable
-    info = examples.describe(files.local_path(settings.dataset), run.manifest)
+    info = describe_dataset(files.local_path(settings.dataset), run.manifest)
     prepared = transforms.trace_for_training(settings.transform, info, exported=exported)
     prepare = prepared.prepare if prepared else None
     # seed + 1: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
@@ -215,7 +229,7 @@ def _assemble(
     with run.strategy.scope():
         weigh_output_losses(model)
         if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
-            saving.warm_start(model, settings.initial_model)
+            warm_start(model, settings.initial_model)
     return run, model, interface, prepared
 
 
@@ -226,14 +240,14 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
         run.watchdog.rest()  # waits for the chief
         return
     run.watchdog.at("saving the model")
-    saving.save_model(model, run.dirs.model)
+    save_model(model, run.dirs.model)
     run.watchdog.rest()  # waits for the evaluator
     if run.settings.evaluator:
         logs |= evaluator.wait_for_last_evaluation(run.dirs.checkpoints, position)
     metrics = {"epochs": position.epoch, "steps": position.steps, **callbacks.to_json_values(logs)}
     if not_finite := [name for name, value in metrics.items() if value is None]:
         progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
-    files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
+    files.write_json(run.dirs.model / METRICS_FILE, metrics)
     progress.fact("model", str(run.dirs.model / MODEL_FILE))
     progress.fact("TensorBoard logs", str(run.dirs.logs))
 

@@ -136,7 +136,7 @@ def rehearse(
     from shardline.components.validate import validation
     from shardline.components.validate.evaluate import Examples
     from shardline.trainer.cluster import ClusterConfig
-    from shardline.trainer.distribute.strategy import choose
+    from shardline.trainer.distribute import choose_strategy
     from shardline.trainer.train import check_splits
 
     started = time.monotonic()
@@ -151,7 +151,7 @@ def rehearse(
         cluster = ClusterConfig(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
         # Whether there are GPUs for NCCL is checked by the replicas.
         checked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
-        choose(checked, cluster)
+        choose_strategy(checked, cluster)
     progress.report(_TOPIC, f"one step of {training.model}, its export and its verdict on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")

@@ -34,7 +34,7 @@ from shardline.components.validate.metrics.outcomes import (
 )
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
-from shardline.trainer.data.examples import check_targets, encode_stored, explain
+from shardline.trainer.data.examples import check_targets, encode_stored, explain_read_error
 from shardline.trainer.manifest import (
     CLASS,
     MULTILABEL,
@@ -137,7 +137,7 @@ class Examples:
                 yield batch
         except tf.errors.OpError as error:
             tested = replace(self.manifest, splits={self.name: self.split})
-            raise explain(error, self.directory, tested) or error from error
+            raise explain_read_error(error, self.directory, tested) or error from error
         if seen != self.split.records:
             raise DatasetError(
                 f"the shards in {self.directory} hold {seen:,} examples, the manifest says "

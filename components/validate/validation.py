@@ -36,7 +36,7 @@ from shardline.trainer.base.deserialize import read_options
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import fact, report
 from shardline.trainer.manifest import CLASS, Manifest
-from shardline.trainer.models.saving import load_model, read_recorded_heads
+from shardline.trainer.models import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for the others.
 _MAX_MATRIX_BYTES = 64 * 1024

@@ -26,7 +26,8 @@ from shardline.components.validate.export.export import (
 from shardline.components.validate.export.signatures import ServedModel
 from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.base.settings import MODEL_FILE
-from shardline.trainer.data.examples import describe, parse_batch
+from shardline.trainer.data import describe_dataset
+from shardline.trainer.data.examples import parse_batch
 from shardline.trainer.keras_compat.tensorflow_internals import check_operations, check_saved_model
 from shardline.trainer.loop.build import build
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
@@ -99,7 +100,7 @@ def table(tmp_path_factory):
     directory = tmp_path_factory.mktemp("table")
     manifest = write_table(directory, records=RECORDS)
     keras.utils.set_random_seed(7)
-    model = build("mlp", describe(directory), {"units": 8, "buckets": 16, "embedding": 2})
+    model = build("mlp", describe_dataset(directory), {"units": 8, "buckets": 16, "embedding": 2})
     return export(model, manifest, directory, tmp_path_factory.mktemp("table_export"))
 
 

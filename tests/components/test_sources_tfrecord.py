@@ -25,7 +25,8 @@ from shardline.components.validate.export.signatures import (
     make_signatures,
 )
 from shardline.trainer.base.errors import SourceError
-from shardline.trainer.data.examples import describe, parse_batch
+from shardline.trainer.data import describe_dataset
+from shardline.trainer.data.examples import parse_batch
 from shardline.trainer.loop.build import build, create_variables
 from shardline.trainer.manifest import Feature
 from tests.helpers import sources
@@ -252,7 +253,7 @@ def test_vectors_become_a_dataset_that_tensorflow_reads(tmp_path: Path) -> None:
     assert sorted(found) == [(row["v"], row["t"], row["label"]) for row in rows]
     assert verify(tmp_path / "out", processes=1).damages == ()
 
-    model = build("mlp", describe(tmp_path / "out", manifest), {"units": 4})
+    model = build("mlp", describe_dataset(tmp_path / "out", manifest), {"units": 4})
     create_variables(model, train_step=(x, y))
     model.save(tmp_path / "model.keras")
     model = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)

@@ -10,7 +10,7 @@ from shardline.components.validate import validation
 from shardline.components.validate.gate.rules import Gate
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.models.saving import load_model
+from shardline.trainer.models import load_model
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.trainer.models.saving import load_model
+from shardline.trainer.models import load_model
 from tests.helpers import paced, programs
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

@@ -14,7 +14,7 @@ import numpy as np
 import shardline
 from shardline.trainer import preemption
 from shardline.trainer.base.errors import RestartError
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.checkpoint import Checkpoints
 from shardline.trainer.distribute import peers
 
 

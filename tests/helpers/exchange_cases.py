@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import read_cluster
-from shardline.trainer.distribute import collectives, strategy
-from shardline.trainer.distribute.collectives import Collectives, RingSummation, make_summation
+from shardline.trainer.distribute import Collectives, collectives, make_summation, strategy
+from shardline.trainer.distribute.collectives import RingSummation
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import exact_losses
 from shardline.trainer.loop.step import StepLoop
@@ -288,7 +288,7 @@ def main(kind, directory, *cases):
         cpu_devices=2 if kind == "mirrored" else 0,
         communication=kind if kind in ("tcp", "ring", "nccl") else "auto",
     )
-    replicas_of = strategy.create(settings, cluster)
+    replicas_of = strategy.create_strategy(settings, cluster)
     collectives = Collectives(replicas_of)
     summation = make_summation(settings, replicas_of, cluster)
     assert isinstance(summation, RingSummation) == (kind == "tcp")

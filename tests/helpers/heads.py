@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 
 from shardline.trainer.manifest import DatasetInfo
-from shardline.trainer.models.interface import Head, read_heads
+from shardline.trainer.models import read_heads
+from shardline.trainer.models.interface import Head
 
 
 def read_head(model: keras.Model, dataset: DatasetInfo) -> Head:

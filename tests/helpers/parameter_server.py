@@ -19,12 +19,8 @@ from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import read_cluster
 from shardline.trainer.distribute import strategy as strategies
-from shardline.trainer.loop.parameter_server import (
-    CoordinatorEvaluation,
-    CoordinatorLoop,
-    Workers,
-    run_server,
-)
+from shardline.trainer.loop import run_server
+from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 
 RECORDS, BATCH, SIDE = 90, 8, 6
 SIZES = [BATCH] * (RECORDS // BATCH) + [RECORDS % BATCH]
@@ -91,7 +87,7 @@ def decode(raw):
 class Chief:
     def __init__(self, cluster, model_function=make_model, timeout=600.0):
         settings = TrainSettings(dataset="-", model="-", strategy="parameter_server")
-        self.strategy = strategies.create(settings, cluster)
+        self.strategy = strategies.create_strategy(settings, cluster)
         with self.strategy.scope():
             self.model = model_function()
         self.workers = Workers(self.strategy, cluster, timeout)

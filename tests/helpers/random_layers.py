@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import read_cluster
-from shardline.trainer.distribute import strategy
-from shardline.trainer.distribute.collectives import Collectives, make_summation
+from shardline.trainer.distribute import Collectives, make_summation, strategy
 from shardline.trainer.keras_compat.keras_internals import random_state
 from shardline.trainer.loop.step import StepLoop
 
@@ -64,7 +63,7 @@ class Drawing(keras.Model):
 def main(kind, directory):
     cluster = read_cluster(os.environ)
     settings = TrainSettings(dataset="-", model="-", cpu_devices=2 if kind == "mirrored" else 0)
-    replicas_of = strategy.create(settings, cluster)
+    replicas_of = strategy.create_strategy(settings, cluster)
     keras.utils.set_random_seed(5)
     with replicas_of.scope():
         model = Drawing()

@@ -3,8 +3,7 @@
 import numpy as np
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.state import Position, Snapshot
-from shardline.trainer.checkpoint.store import Checkpoints, Identity
+from shardline.trainer.checkpoint import Checkpoints, Identity, Position, Snapshot
 
 
 def checkpoints(directory, *, keep=3, write=True, dataset="d1", **options):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.checkpoint import Position, TrainingState
 from shardline.trainer.cluster import without_proxy
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 

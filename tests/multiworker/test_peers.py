@@ -17,7 +17,7 @@ PROGRAM = """
 import os, sys
 import tensorflow as tf
 from shardline.trainer.base import progress
-from shardline.trainer.cluster import strategy
+from shardline.trainer.distribute import strategy
 from shardline.trainer.cluster import read_cluster
 from shardline.trainer.distribute.collectives import Collectives, make_summation
 from shardline.trainer.distribute.peers import Peers, abort_when_peer_ends
@@ -28,7 +28,7 @@ settings = TrainSettings(dataset="-", model="-", peer_timeout=float(sys.argv[1])
 peers = Peers(cluster)
 with progress.exit_on_error("train"):
     peers.handshake(60)
-    workers = strategy.create(settings, cluster)
+    workers = strategy.create_strategy(settings, cluster)
     collectives, ring = Collectives(workers), make_summation(settings, workers, cluster)
     step = tf.function(lambda value: workers.run(lambda: ring([value])[0]))
     through_ring = lambda value: step(tf.constant(value))

@@ -9,7 +9,7 @@ import pytest
 
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data.examples import describe_dataset
 from shardline.trainer.loop.build import build
 from shardline.trainer.models import saving
 from shardline.trainer.models.saving import load_model, warm_start
@@ -52,7 +52,7 @@ def vocabulary(model):
 def test_the_first_training_examples_do_not_depend_on_the_shards(table, tmp_path):
     """In the order of the split, which is that of no number of shards."""
     write_labelled(tmp_path, "two", shards=3)
-    examples = describe(table).training_examples()
+    examples = describe_dataset(table).training_examples()
 
     assert list(examples) == ["year", "income", "city"]
     assert {name: values.dtype.kind for name, values in examples.items()} == {
@@ -61,19 +61,21 @@ def test_the_first_training_examples_do_not_depend_on_the_shards(table, tmp_path
         "city": "O",
     }
     assert {len(values) for values in examples.values()} == {96}
-    some = describe(table).training_examples(["city"], limit=7)
+    some = describe_dataset(table).training_examples(["city"], limit=7)
     np.testing.assert_array_equal(some["city"], examples["city"][:7])
-    np.testing.assert_array_equal(describe(tmp_path).training_examples()["income"], examples["income"])
+    np.testing.assert_array_equal(
+        describe_dataset(tmp_path).training_examples()["income"], examples["income"]
+    )
 
 
 def test_training_images_are_decoded(tmp_path):
     write_dataset(tmp_path, records={"train": 6})
-    assert describe(tmp_path).training_examples(limit=4)["image"].shape == (4, 12, 12, 3)
+    assert describe_dataset(tmp_path).training_examples(limit=4)["image"].shape == (4, 12, 12, 3)
 
 
 def test_what_is_not_there_is_refused(table):
     with pytest.raises(ModelError, match=r"training_examples: .*no input 'town', it has year, income, city"):
-        describe(table).training_examples(["town"])
+        describe_dataset(table).training_examples(["town"])
     with pytest.raises(ModelError, match=r"only the manifest .*; shardline\.trainer\.data\.examples"):
         manifests.load(table).info().training_examples()
 
@@ -95,25 +97,28 @@ def test_means_of_earlier_data_stay_in_a_run_resumed_with_new_data(table, other,
     run(other, tmp_path, model=model, epochs=2, allow_new_data=True)
     after = load_model(tmp_path / "model.keras").get_layer("normalization")
 
-    assert float(before.mean[0, 0]) != float(np.mean(describe(other).training_examples()["income"]))
+    assert float(before.mean[0, 0]) != float(np.mean(describe_dataset(other).training_examples()["income"]))
     for one, two in ((before.mean, after.mean), (before.variance, after.variance)):
         np.testing.assert_array_equal(one, two)
 
 
 def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, trained):
-    model = build("text", describe(other), {})
+    model = build("text", describe_dataset(other), {})
     assert "zell" in vocabulary(model)
     source = load_model(trained / "model.keras")
     warm_start(model, str(trained))
 
     assert vocabulary(model) == vocabulary(source)
-    x = {name: keras.ops.convert_to_tensor(one) for name, one in describe(table).training_examples().items()}
+    x = {
+        name: keras.ops.convert_to_tensor(one)
+        for name, one in describe_dataset(table).training_examples().items()
+    }
     np.testing.assert_array_equal(model(x)["kind"], source(x)["kind"])
 
 
 def test_a_column_that_has_got_too_many_values_for_a_vocabulary_does_not_begin_with_one(table, tmp_path):
     """The weights have the same shapes, and would be those of other values."""
-    info = describe(table)
+    info = describe_dataset(table)
     build("mlp", info, {"buckets": 4, "embedding": 2}).save(tmp_path / "model.keras")
     many = dataclasses.replace(
         info,
@@ -132,11 +137,11 @@ def test_a_column_that_has_got_too_many_values_for_a_vocabulary_does_not_begin_w
 )
 def test_text_names_the_columns_that_have_text(table, hparams, message):
     with pytest.raises(ModelError, match=message):
-        build("text", describe(table), hparams)
+        build("text", describe_dataset(table), hparams)
 
 
 def test_a_text_without_words_is_answered(table, capsys):
-    model = build("text", describe(table), {})
+    model = build("text", describe_dataset(table), {})
     assert "model text reads column 'city' alone, not year, income\n" in capsys.readouterr().out
     x = {"city": np.array(["", "Ulm"]), "year": np.zeros(2, "int64"), "income": np.zeros(2, "float32")}
     assert all(np.isfinite(keras.ops.convert_to_numpy(one)).all() for one in model(x).values())

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data.examples import explain
+from shardline.trainer.data.examples import explain_read_error
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.manifest import Manifest, Split
 from shardline.trainer.sharding import EpochPlan
@@ -42,7 +42,7 @@ def fault_of(directory: Path, manifest: Manifest) -> str:
     """Reads the training split as training does and returns what its error says."""
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as error:
         list(InputPipeline(directory, manifest, "train", EpochPlan(8, 1, 4)).worker_dataset(1, 0, range(1)))
-    explained = explain(error.value, directory, manifest)
+    explained = explain_read_error(error.value, directory, manifest)
     assert isinstance(explained, DatasetError)
     assert explained.exit_code == 2
     assert "\n" not in str(explained)
@@ -131,4 +131,6 @@ def test_sys_exit_in_a_model_is_no_success(tmp_path: Path) -> None:
 def test_an_error_that_says_nothing_of_the_data_is_not_explained(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
     for words in ("incompatible shapes", "Input to reshape is a tensor with 5 values"):
-        assert explain(tf.errors.InvalidArgumentError(None, None, words), tmp_path, manifest) is None
+        assert (
+            explain_read_error(tf.errors.InvalidArgumentError(None, None, words), tmp_path, manifest) is None
+        )

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data.examples import describe_dataset
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.sharding import EpochPlan
 from tests.helpers.datasets import write_dataset, write_table
@@ -58,7 +58,7 @@ def test_their_order_is_that_of_one_worker_and_of_a_resumed_run(many, workers, i
 
 def test_a_model_function_gets_examples_of_all_shards(many):
     directory, manifest = many
-    found = describe(directory, manifest).training_examples()["image"]
+    found = describe_dataset(directory, manifest).training_examples()["image"]
 
     assert len(np.unique(found, axis=0)) == 2400
 

@@ -50,10 +50,11 @@ def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
     """A third of three times a float32 is another number for one in seven."""
     program = (
         "import keras, numpy as np\n"
-        "from shardline.trainer.cluster import collectives, strategy\n"
+        "from shardline.trainer.distribute import collectives, strategy\n"
         "from shardline.trainer.cluster import ClusterConfig\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
-        "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), ClusterConfig())\n"
+        "settings = TrainSettings(dataset='-', model='-', cpu_devices=3)\n"
+        "made = strategy.create_strategy(settings, ClusterConfig())\n"
         "with made.scope():\n"
         "    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50, trainable=False)])\n"
         "before = model.get_weights()\n"
@@ -66,12 +67,12 @@ def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
 def test_logical_cpu_devices_are_the_replicas():
     program = (
         "import json, tensorflow as tf\n"
-        "from shardline.trainer.cluster import strategy\n"
+        "from shardline.trainer.distribute import strategy\n"
         "from shardline.trainer.cluster import ClusterConfig\n"
         "from shardline.trainer.distribute.collectives import Collectives\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
         "settings = TrainSettings(dataset='-', model='-', strategy='mirrored', cpu_devices=2)\n"
-        "made = strategy.create(settings, ClusterConfig())\n"
+        "made = strategy.create_strategy(settings, ClusterConfig())\n"
         "total = Collectives(made).total([1, 2.5])\n"
         "print(json.dumps([type(made).__name__, made.num_replicas_in_sync, total]))\n"
     )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data.examples import describe_dataset
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.loop.build import build, create_variables
@@ -91,7 +91,7 @@ def test_rows_are_augmented_and_weighted(table):
 
 
 def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
-    model = build("mlp", describe(*table), {"learning_rate": 0.01, "label_smoothing": 0.1})
+    model = build("mlp", describe_dataset(*table), {"learning_rate": 0.01, "label_smoothing": 0.1})
     create_variables(model, train_step=example_batch(table[1].info()))
     batches = feed(table, "train", shuffle_seed=1).worker_dataset(1, 0, range(15))
     for x, y in batches:
@@ -109,7 +109,7 @@ def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
 @pytest.mark.parametrize("kept", [["city"], ["year"]])
 def test_mlp_takes_any_kind_of_columns_alone(table, kept):
     features = tuple(f for f in table[1].features if f.name in ["label", "key", *kept])
-    info = describe(table[0], dataclasses.replace(table[1], features=features))
+    info = describe_dataset(table[0], dataclasses.replace(table[1], features=features))
 
     model = build("mlp", info, {"units": 4, "buckets": 16})
     create_variables(model, train_step=example_batch(info))

@@ -11,9 +11,9 @@ import pytest
 
 from shardline.trainer import task
 from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.progress import read_measurements
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.loop.callbacks import Counters, TuningMetric
-from shardline.trainer.loop.measurements import read_measurements
 from shardline.trainer.manifest import DatasetInfo
 from tests.helpers.datasets import write_dataset, write_table
 

@@ -89,6 +89,6 @@ def test_a_node_that_others_may_share_is_warned_of(seen, monkeypatch, origin, ow
     lines = []
     with progress.sink(lambda event: lines.append(event.text)):
         cluster = ClusterConfig("chief", 0, ("a:1", "a:2"), origin=origin)
-        strategy.announce(cluster, {"SLURM_CPUS_ON_NODE": own})
+        strategy.announce_devices(cluster, {"SLURM_CPUS_ON_NODE": own})
 
     assert any("--exclusive" in line for line in lines) is warned

@@ -39,7 +39,7 @@ def settings(**changes):
     ],
 )
 def test_chooses(requested, cluster, cpu_devices, chosen):
-    assert strategy.choose(settings(strategy=requested, cpu_devices=cpu_devices), cluster) == chosen
+    assert strategy.choose_strategy(settings(strategy=requested, cpu_devices=cpu_devices), cluster) == chosen
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_chooses(requested, cluster, cpu_devices, chosen):
 )
 def test_refuses_contradictions(requested, cluster, cpu_devices, message):
     with pytest.raises(SettingsError, match=message):
-        strategy.choose(settings(strategy=requested, cpu_devices=cpu_devices), cluster)
+        strategy.choose_strategy(settings(strategy=requested, cpu_devices=cpu_devices), cluster)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_impossible_communication_is_refused(monkeypatch, requested, cluster,
     monkeypatch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
     refused = pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext()
     with refused:
-        strategy.choose(settings(communication=requested), cluster)
+        strategy.choose_strategy(settings(communication=requested), cluster)
 
 
 def between_two_devices(resolver, options):
@@ -97,7 +97,9 @@ def test_the_collectives_of_a_step_have_a_communication_hint(monkeypatch, reques
     with monkeypatch.context() as patch:
         patch.setattr(strategy.tf.distribute, "MultiWorkerMirroredStrategy", between_two_devices)
         patch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
-        made = strategy.create(settings(communication=requested, strategy="multi_worker_mirrored"), ALONE)
+        made = strategy.create_strategy(
+            settings(communication=requested, strategy="multi_worker_mirrored"), ALONE
+        )
 
     def step(value):
         context = strategy.tf.distribute.get_replica_context()

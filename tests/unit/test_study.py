@@ -26,7 +26,7 @@ from shardline.components.tune.study import (
 )
 from shardline.pipelines.parameters import load_study
 from shardline.trainer.base.errors import SettingsError, ShardlineError
-from shardline.trainer.loop.measurements import Measurements, read_measurements
+from shardline.trainer.base.progress import Measurements, read_measurements
 
 RATE = {"name": "learning_rate", "type": "double", "min": 1e-4, "max": 0.1, "scale": "log"}
 UNITS = {"name": "units", "type": "integer", "min": 0, "max": 4}

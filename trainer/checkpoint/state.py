@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
-from shardline.trainer.distribute.collectives import Collectives
+from shardline.trainer.distribute import Collectives
 from shardline.trainer.keras_compat.keras_internals import (
     accumulators,
     moving_averages,

@@ -17,9 +17,9 @@ import tensorflow as tf
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
-from shardline.trainer.checkpoint.state import BEGINNING, Position
+from shardline.trainer.checkpoint import BEGINNING, Position
 from shardline.trainer.data.pipeline import InputPipeline
-from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute import distribute_dataset
 from shardline.trainer.keras_compat.datasets import (
     DatasetEpochs,
     Watch,
@@ -293,7 +293,7 @@ class BatchSequence:
                 )
             return without_autotuning(parts.prefetch(_PREFETCH_BATCHES * local))
 
-        return strategies.distribute(strategy, worker_batches)
+        return distribute_dataset(strategy, worker_batches)
 
     def _replica_parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
         if self.padded:

@@ -266,7 +266,7 @@ def memory_budget() -> int:
     return int(max(0, free) * 0.125)  # replicas may share a machine, and all of them read the same number
 
 
-def load(paths: Sequence[str], manifest: Manifest) -> Memory:
+def load_examples(paths: Sequence[str], manifest: Manifest) -> Memory:
     """Reads and decodes whole shards, one after the other."""
     records = tf.data.TFRecordDataset(list(paths), buffer_size=8 << 20)
     decoded = _decode(records, manifest, manifest.inputs)
@@ -285,7 +285,7 @@ def _decode(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, F
     return without_autotuning(parsed.prefetch(2))
 
 
-def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
+def describe_dataset(directory: Path, known: Manifest | None = None) -> DatasetInfo:
     """Returns the argument of a model function for a dataset directory, with its training examples.
 
     `known` is its manifest, if it is loaded already.
@@ -313,7 +313,7 @@ def _read_training_examples(
     try:
         parts = [x for x, _ in _decode(records, manifest, wanted).as_numpy_iterator()]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise explain(error, directory, manifest) or error from error
+        raise explain_read_error(error, directory, manifest) or error from error
     if isinstance(parts[0], dict):
         return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
     return {"image": np.concatenate(parts)}
@@ -335,7 +335,7 @@ def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targ
         return tf.identity(target)
 
 
-def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
+def explain_read_error(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
     """Returns an error of TensorFlow as an error of a dataset, with split, shard and key of the example.
 
     None if it is not about the dataset.

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.checkpoint.state import BEGINNING, Position
-from shardline.trainer.data.examples import Memory, check_targets, load, parse_batch
+from shardline.trainer.checkpoint import BEGINNING, Position
+from shardline.trainer.data.examples import Memory, check_targets, load_examples, parse_batch
 from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
@@ -22,7 +22,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
-from shardline.trainer.distribute import strategy as strategies
+from shardline.trainer.distribute import distribute_dataset
 from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 from shardline.trainer.manifest import Manifest, check_files
@@ -170,7 +170,7 @@ class InputPipeline:
             # a finite dataset still has data (input_lib.py, `_calculate_replicas_with_values`).
             return data.repeat()
 
-        return strategies.distribute(strategy, batches)
+        return distribute_dataset(strategy, batches)
 
     def raw_batches(self, at: Position = BEGINNING) -> tf.data.Dataset:
         """Returns the undecoded batches of all replicas, one after the other: the input of `decode`."""
@@ -181,7 +181,7 @@ class InputPipeline:
         """Returns the batches of one of `workers` input workers: those of its replicas, step by step."""
         shards = self._shards(workers, worker)
         own = self._paths()[shards.indices.start : shards.indices.stop : shards.indices.step]
-        memory = load(own, self.manifest) if self.in_memory else None
+        memory = load_examples(own, self.manifest) if self.in_memory else None
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
         decode = no_autograph(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)

@@ -23,7 +23,7 @@ _CUDA = "nvidia-cudnn-cu12"
 _DRIVER = "/usr/local/nvidia/lib64"
 
 
-def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
+def choose_strategy(settings: TrainSettings, cluster: ClusterConfig) -> str:
     """Returns the name of the strategy, with "auto" resolved.
 
     Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
@@ -61,11 +61,11 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
             "device a process"
         )
     _check_communication(settings.communication, name, cluster)
-    check_settings(settings, name)
+    check_strategy_settings(settings, name)
     return name
 
 
-def check_settings(settings: TrainSettings, name: str) -> None:
+def check_strategy_settings(settings: TrainSettings, name: str) -> None:
     """Raises SettingsError for settings that the strategy does not support."""
     if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(
@@ -89,9 +89,9 @@ def _check_communication(communication: str, name: str, cluster: ClusterConfig) 
     raise SettingsError(f"communication {communication} {reason}; use auto")
 
 
-def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Strategy:
+def create_strategy(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Strategy:
     """Creates the strategy; a multi-worker one connects to its peers, so `Peers.handshake` comes first."""
-    name = choose(settings, cluster)
+    name = choose_strategy(settings, cluster)
     gpus = len(tf.config.list_physical_devices("GPU"))
     resolver = None  # of one process, which trains locally
     if cluster.tasks:
@@ -138,7 +138,9 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
 
 
-def distribute(strategy: tf.distribute.Strategy, make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def distribute_dataset(
+    strategy: tf.distribute.Strategy, make: Callable[[], tf.data.Dataset]
+) -> tf.data.Dataset:
     """Returns the dataset of one process, which `make` makes, as an input of its replicas."""
     if has_one_cpu(strategy):
         # Saves the copy to devices, half a millisecond a step, and seconds at the end.
@@ -146,7 +148,7 @@ def distribute(strategy: tf.distribute.Strategy, make: Callable[[], tf.data.Data
     return strategy.distribute_datasets_from_function(lambda context: make())
 
 
-def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
+def announce_devices(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     """Reports the cluster, and what this machine computes on where it is the chief's or no CPU; checks it."""
     if cluster.is_chief and cluster.hosts:
         progress.report("train", f"cluster: {cluster.origin}")

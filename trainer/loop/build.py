@@ -18,7 +18,7 @@ from shardline.trainer.base import plugins, progress
 from shardline.trainer.base.errors import ModelError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.data.adapters import Batches
+from shardline.trainer.data import Batches
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import whole_batch_metrics

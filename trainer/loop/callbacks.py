@@ -27,10 +27,10 @@ import tensorflow as tf
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.crash import is_machine_failure
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
+from shardline.trainer.base.progress import Measurements
 from shardline.trainer.base.settings import HISTORY_FILE, OutputDirs, TrainSettings
 from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
-from shardline.trainer.loop.measurements import Measurements
 from shardline.trainer.loop.process import TrainingRun
 from shardline.trainer.loop.step import Logs, Shapes
 

@@ -19,8 +19,7 @@ import tensorflow as tf
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import DamagedError, ModelError, RunError
 from shardline.trainer.base.settings import OutputDirs
-from shardline.trainer.checkpoint.state import Position, restore_model
-from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.checkpoint import Checkpoints, Position, restore_model
 from shardline.trainer.keras_compat.keras_internals import saveable
 from shardline.trainer.keras_compat.tensorflow_internals import in_thread
 from shardline.trainer.loop.callbacks import (

@@ -29,9 +29,16 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, ModelError, RestartError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.state import BEGINNING, Position, Snapshot, TrainingState
-from shardline.trainer.checkpoint.store import Checkpoints, Identity, IdentityRecord
-from shardline.trainer.distribute.collectives import make_summation, replica_merger
+from shardline.trainer.checkpoint import (
+    BEGINNING,
+    Checkpoints,
+    Identity,
+    IdentityRecord,
+    Position,
+    Snapshot,
+    TrainingState,
+)
+from shardline.trainer.distribute import make_summation, replica_merger
 from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replicas import inexact_metrics, loss_couples_examples
@@ -40,7 +47,7 @@ from shardline.trainer.loop.callbacks import Counters, Hooks
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.process import TrainingRun
 from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
-from shardline.trainer.models import saving
+from shardline.trainer.models import refresh_adapted
 from shardline.trainer.preemption import Preemption
 from shardline.trainer.sharding import RunPlan
 
@@ -267,7 +274,7 @@ class Training:
             hooks("on_epoch_begin", at.last_epoch)
         self.state.restore(snapshot)
         if run.settings.allow_new_data:  # to which layers have been adapted again
-            saving.refresh_adapted(self._model)
+            refresh_adapted(self._model)
         apply_changed_rates(self._model, before.learning_rates, now.learning_rates)
         self.state.record = asdict(now)
         if run.cluster.is_chief:

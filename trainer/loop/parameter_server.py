@@ -28,9 +28,9 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
-from shardline.trainer.checkpoint.state import finite_variables
+from shardline.trainer.checkpoint import finite_variables
 from shardline.trainer.cluster import ClusterConfig, without_proxy
-from shardline.trainer.distribute.peers import accepts_connections
+from shardline.trainer.distribute import accepts_connections
 from shardline.trainer.keras_compat.keras_internals import (
     OwnMetrics,
     flat_logs,

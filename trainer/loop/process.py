@@ -26,10 +26,16 @@ from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_FAILED, ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import ClusterConfig, read_cluster
-from shardline.trainer.data.adapters import Batches, DataAdapter
-from shardline.trainer.distribute import strategy as strategies
-from shardline.trainer.distribute.collectives import Collectives
-from shardline.trainer.distribute.peers import Peers, abort_when_peer_ends, peer_config
+from shardline.trainer.data import Batches, DataAdapter
+from shardline.trainer.distribute import (
+    Collectives,
+    Peers,
+    abort_when_peer_ends,
+    announce_devices,
+    choose_strategy,
+    create_strategy,
+    peer_config,
+)
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import describe_model_error
 from shardline.trainer.keras_compat.tensorflow_internals import short_error
@@ -185,7 +191,7 @@ def join_cluster(
     gpus = len(tf.config.list_physical_devices("GPU"))
     peers.handshake(settings.startup_timeout, peer_config(settings, fingerprint, gpus))
     with tensorflow_internals.hearing_sigterm():
-        strategy = strategies.create(settings, cluster)
+        strategy = create_strategy(settings, cluster)
     has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     with abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
@@ -223,11 +229,11 @@ def this_process(settings: Mapping[str, Any]) -> Process:
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
             "the evaluator out of the job"
         )
-    name = strategies.choose(chosen, cluster)
+    name = choose_strategy(chosen, cluster)
     if run_server(cluster, name, chosen.startup_timeout):
         sys.exit(0)
     if cluster.tasks and cluster.is_chief:
-        strategies.announce(cluster, os.environ)
+        announce_devices(cluster, os.environ)
     stack = contextlib.ExitStack()
     try:
         _process = stack.enter_context(join_cluster(chosen, cluster, name))

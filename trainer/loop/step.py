@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.checkpoint.state import finite_variables
-from shardline.trainer.distribute.collectives import GradientExchange, Summation
+from shardline.trainer.checkpoint import finite_variables
+from shardline.trainer.distribute import GradientExchange, Summation
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replicas import exact_losses, replica_share, takes_whole_batches
 from shardline.trainer.keras_compat.tensorflow_internals import iterate, seed_per_process

@@ -30,7 +30,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import Prepare, parse_batch
 from shardline.trainer.keras_compat.tensorflow_internals import short_error
 from shardline.trainer.manifest import CLASS, Manifest
-from shardline.trainer.models.interface import Heads, read_heads, to_predictions
+from shardline.trainer.models import Heads, read_heads, to_predictions
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys

@@ -41,7 +41,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.examples import Inputs, Prepare, decode_batch, decode_image, encode_stored
 from shardline.trainer.keras_compat.tensorflow_internals import check_operations, check_saved_model
 from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Feature, Label, Manifest
-from shardline.trainer.models.interface import Heads, to_predictions
+from shardline.trainer.models import Heads, to_predictions
 
 Floats = npt.NDArray[np.float32]
 

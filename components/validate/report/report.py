@@ -36,7 +36,7 @@ from shardline.components.validate.metrics import BY_KIND, CHECKS, MAIN, SERVING
 from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluation, Lead, NumberScore
 from shardline.trainer.base import files
 from shardline.trainer.base.settings import PATH_SETTINGS
-from shardline.trainer.checkpoint.store import format_rate
+from shardline.trainer.checkpoint import format_rate
 from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Label, Manifest
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.

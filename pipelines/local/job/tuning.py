@@ -20,8 +20,7 @@ from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine, parse_
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, RunError
-from shardline.trainer.base.progress import Event, report
-from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
+from shardline.trainer.base.progress import MEASUREMENTS_VARIABLE, Event, read_measurements, report
 
 _TOPIC = "tune"
 #: The job as the API would show it, next to the task's outputs.
@@ -92,7 +91,7 @@ def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
         container = {
             **pool.container,
             "args": [*list_at(pool.container, "args"), *flags],
-            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(trial.metrics)}],
+            "env": [*pool.env, {"name": MEASUREMENTS_VARIABLE, "value": str(trial.metrics)}],
         }
         return PoolSpec({**pool.spec, "container_spec": container}) if pool.replicas else pool
 

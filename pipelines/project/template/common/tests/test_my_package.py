@@ -11,7 +11,7 @@ import pytest
 import shardline
 import tensorflow as tf
 from shardline import DatasetInfo, PreprocessSettings
-from shardline.trainer.data.examples import describe
+from shardline.trainer.data import describe_dataset
 
 from my_package.model import build_model
 
@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(directory: Path) -> DatasetInfo:
     """The model function's argument."""
-    return describe(directory)
+    return describe_dataset(directory)
 
 
 def test_every_class_has_training_examples(dataset: DatasetInfo) -> None:
