@@ -25,12 +25,12 @@ from benchmarks.simulated import (
     verdict_of_counts,
 )
 from shardline.components.model_store.champions import Version
+from shardline.components.validate.gate import judge
 from shardline.components.validate.gate.champion import compare_with_best
-from shardline.components.validate.gate.rules import Gate, GateRule, parse_rules
-from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, RegressionOutcomes
+from shardline.components.validate.rules import Gate, GateRule, parse_rules
 from shardline.trainer.manifest import CLASS, REGRESSION, Label
 
 # 2. Coverage.

@@ -171,8 +171,8 @@ def measure(manifest: Manifest, truth: Arrays, said: Arrays) -> dict[str, float]
 
 def ours(task: Task, dataset: Path, out: Path, seed: int) -> dict[str, float]:
     """Trains, exports and judges by Shardline's own programs; returns what the report says."""
-    from shardline.components.validate.gate.rules import Gate
     from shardline.components.validate.metrics import MAIN
+    from shardline.components.validate.rules import Gate
     from shardline.components.validate.validation import validate
 
     command = [sys.executable, "-m", "shardline.trainer.task", "--dataset", dataset, "--model", task.model]

@@ -21,10 +21,10 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from shardline.components.validate.gate.rules import CHAMPION, LABEL_RULES
-from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.gate import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import ClassOutcomes
+from shardline.components.validate.rules import CHAMPION, LABEL_RULES
 from shardline.trainer.manifest import CLASS, Label
 
 DRAWS = 12

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.validate.gate.rules import parse_rules
-from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.gate import judge
 from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Lead, join
 from shardline.components.validate.metrics.intervals import paired_share
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
+from shardline.components.validate.rules import parse_rules
 from shardline.trainer.manifest import CLASS, REGRESSION, Label
 
 CHAMPION_RULE = "accuracy >= champion (within 0.01)"

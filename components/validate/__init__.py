@@ -4,6 +4,6 @@ It may import what components share, and of `preprocess` only the profile of a d
 """
 
 from shardline.components.validate.export.formats import check_formats
-from shardline.components.validate.gate.rules import RARE, Gate
+from shardline.components.validate.rules import RARE, Gate
 
 __all__ = ["RARE", "Gate", "check_formats"]

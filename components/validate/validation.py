@@ -22,14 +22,12 @@ from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import measure_formats
-from shardline.components.validate.gate.champion import TrainingKeys, evaluate_champion
-from shardline.components.validate.gate.judged import read_training
-from shardline.components.validate.gate.rules import CHAMPION, NOT_MEASURED, OFF, Gate
-from shardline.components.validate.gate.verdict import Blessing, judge
+from shardline.components.validate.gate import Blessing, TrainingKeys, evaluate_champion, judge, read_training
 from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.outcomes import MAX_CURVES
 from shardline.components.validate.report import ModelCard, find_logs, make_card, render_report
+from shardline.components.validate.rules import CHAMPION, NOT_MEASURED, OFF, Gate
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read_options

@@ -27,7 +27,7 @@ from shardline.components import (
 )
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train import OPTIONS
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import load_settings
 from shardline.pipelines.tune import tune_pipeline

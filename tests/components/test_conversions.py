@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.validate.export import formats
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.components.validate.validation import validate
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.examples import parse_batch

@@ -17,10 +17,11 @@ from benchmarks.drift import Examples, doubled, read, scaled, share_moved
 from shardline.components.model_store import PROFILE_FILE
 from shardline.components.preprocess.inspect.profile import Profile, make_profile, summarize
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.validate.gate import judge
 from shardline.components.validate.gate.champion import ChampionEvaluation
-from shardline.components.validate.gate.rules import Gate, parse_rules
-from shardline.components.validate.gate.verdict import NoChampion, judge
+from shardline.components.validate.gate.verdict import NoChampion
 from shardline.components.validate.metrics.drift import add_drift, compare_profiles, read_profile, warnings
+from shardline.components.validate.rules import Gate, parse_rules
 from shardline.pipelines.cli.main import main
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.deserialize import load

@@ -27,7 +27,7 @@ from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measu
 from shardline.components.validate.export import signatures as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError

@@ -16,10 +16,10 @@ from shardline.components.model_store import champions
 from shardline.components.validate.evaluate import ExampleBatch, Examples, find_mistakes, measure_export
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import Predictions
-from shardline.components.validate.gate.champion import ChampionEvaluation, compare_models, evaluate_champion
-from shardline.components.validate.gate.rules import Gate, parse_rule, parse_rules
-from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.gate import evaluate_champion, judge
+from shardline.components.validate.gate.champion import ChampionEvaluation, compare_models
 from shardline.components.validate.metrics.evaluation import Slice
+from shardline.components.validate.rules import Gate, parse_rule, parse_rules
 from shardline.components.validate.validation import validate
 from shardline.pipelines.cli.main import main
 from shardline.trainer import manifest as manifests

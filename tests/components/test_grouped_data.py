@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shardline.components import model_store
-from shardline.components.validate.gate.rules import Gate
 from shardline.components.validate.metrics.evaluation import Grouping
+from shardline.components.validate.rules import Gate
 from shardline.components.validate.validation import Validation, validate
 from shardline.trainer import manifest as manifests
 from tests.helpers.exports import publish_next

@@ -15,9 +15,8 @@ from kfp import dsl
 from shardline.components.model_store import BLESSING_FILE, EVALUATION_FILE, champions
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes
 from shardline.components.validate.export.signatures import Predictions
+from shardline.components.validate.gate import judge
 from shardline.components.validate.gate.champion import compare_models
-from shardline.components.validate.gate.rules import parse_rules
-from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, join
 from shardline.components.validate.metrics.outcomes import (
     ClassOutcomes,
@@ -26,6 +25,7 @@ from shardline.components.validate.metrics.outcomes import (
     RegressionOutcomes,
 )
 from shardline.components.validate.report import make_card
+from shardline.components.validate.rules import parse_rules
 from shardline.components.validate.validation import _log_metrics, _write_outcome
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError

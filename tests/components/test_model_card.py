@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
+from shardline.components.validate.gate import TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule
 from shardline.components.validate.report import make_card
 from shardline.trainer.manifest import Feature
 from tests.helpers.pages import Page

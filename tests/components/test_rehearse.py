@@ -12,7 +12,7 @@ from shardline.components.rehearse import component, rehearsal
 from shardline.components.rehearse.rehearsal import rehearse, training_job_directory
 from shardline.components.storage import Storage
 from shardline.components.train import read_training
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset

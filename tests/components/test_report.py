@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import relink_page
-from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
+from shardline.components.validate.gate import TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.report import draw_confusion, find_logs
 from shardline.trainer.manifest import Feature

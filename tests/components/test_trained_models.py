@@ -7,7 +7,7 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.validate import validation
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.models import load_model

@@ -23,7 +23,8 @@ from shardline.components.model_store.champions import publish as publish_model
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate import validation
 from shardline.components.validate.evaluate import Examples
-from shardline.components.validate.gate.champion import TrainingKeys, describe_overlap, find_training_overlap
+from shardline.components.validate.gate import TrainingKeys
+from shardline.components.validate.gate.champion import describe_overlap, find_training_overlap
 from shardline.trainer.base.errors import DatasetError, ModelError
 from tests.helpers.gates import only
 from tests.helpers.preprocessing import read, run

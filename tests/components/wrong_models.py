@@ -22,8 +22,8 @@ import tensorflow as tf
 from shardline.components.model_store.champions import publish
 from shardline.components.preprocess.sources.directories import Digits
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.validate.gate.rules import Gate
-from shardline.components.validate.gate.verdict import Blessing
+from shardline.components.validate.gate import Blessing
+from shardline.components.validate.rules import Gate
 from shardline.components.validate.validation import validate
 from shardline.trainer.manifest import Feature
 from tests.helpers import preprocessing

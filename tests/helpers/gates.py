@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardline.components.validate.gate.rules import DEFAULT_RULES, Gate
+from shardline.components.validate.rules import DEFAULT_RULES, Gate
 
 
 def only(*rules: str, **settings: Any) -> Gate:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord
-from shardline.components.validate.gate.verdict import Blessing
+from shardline.components.validate.gate import Blessing, TrainingRecord
+from shardline.components.validate.gate.judged import JudgedRule
 from shardline.components.validate.metrics.evaluation import (
     Bin,
     ClassScore,

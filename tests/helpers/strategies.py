@@ -23,8 +23,8 @@ from PIL import Image
 
 from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.validate.gate.rules import CLASS_METRICS, OPERATORS, Gate, parse_rule
 from shardline.components.validate.metrics import CHECKS, QUALITY, SERVING
+from shardline.components.validate.rules import CLASS_METRICS, OPERATORS, Gate, parse_rule
 from shardline.pipelines import settings
 from shardline.pipelines.check import Pipeline, check_pipeline, check_run
 from shardline.pipelines.parameters import load_study

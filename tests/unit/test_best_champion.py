@@ -11,9 +11,9 @@ import pytest
 
 from shardline.components.model_store.champions import Version
 from shardline.components.validate.gate.champion import compare_with_best
-from shardline.components.validate.gate.rules import GateRule, parse_rule
 from shardline.components.validate.metrics.evaluation import BestLead, Evaluation
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
+from shardline.components.validate.rules import GateRule, parse_rule
 from shardline.trainer.manifest import CLASS, REGRESSION, Label
 
 KIND, PRICE = Label("kind", CLASS, ("no", "yes")), Label("price", REGRESSION, ("price",))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess.schema import schema
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.rules import Gate
 from shardline.pipelines.parameters import check_parameters, load_study, read_parameters
 from shardline.pipelines.remote import load_schedules
 from shardline.pipelines.settings import load_settings

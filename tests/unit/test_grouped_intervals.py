@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardline.components.validate.gate.rules import Gate
-from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.gate import judge
 from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.outcomes import ClassOutcomes, Outcomes, RegressionOutcomes
+from shardline.components.validate.rules import Gate
 from shardline.trainer.manifest import REGRESSION, Label
 from tests.helpers.labels import class_label
 

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-from shardline.components.validate.gate.rules import Gate
-from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.gate import judge
+from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics import MAIN
 from shardline.components.validate.metrics.evaluation import BestLead, Evaluation
 from shardline.components.validate.metrics.intervals import share_interval
@@ -22,6 +22,7 @@ from shardline.components.validate.metrics.outcomes import (
     MultilabelOutcomes,
     RegressionOutcomes,
 )
+from shardline.components.validate.rules import Gate
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label

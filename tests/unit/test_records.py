@@ -21,10 +21,10 @@ from shardline.components.runs import Run, RunDirectory
 from shardline.components.storage import Storage
 from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
-from shardline.components.validate.gate.judged import read_training
-from shardline.components.validate.gate.rules import Gate
+from shardline.components.validate.gate import read_training
 from shardline.components.validate.metrics.drift import compare_profiles, drift_table, read_profile
 from shardline.components.validate.report.report import setting_rows
+from shardline.components.validate.rules import Gate
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from tests.helpers.exports import write_export
 from tests.helpers.mutations import damaged

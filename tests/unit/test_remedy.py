@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.validate.gate.judged import JudgedRule, TrainingRecord, format_p
-from shardline.components.validate.gate.rules import DEFAULT_RULES, Gate
-from shardline.components.validate.gate.verdict import Blessing, NoChampion, judge
+from shardline.components.validate.gate import Blessing, TrainingRecord, judge
+from shardline.components.validate.gate.judged import JudgedRule, format_p
+from shardline.components.validate.gate.verdict import NoChampion
+from shardline.components.validate.rules import DEFAULT_RULES, Gate
 from shardline.pipelines.cli.main import main
 from tests.unit.test_rules import UNCLEAR, WORSE, sound
 

@@ -6,8 +6,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.validate.gate.rules import DEFAULT_RULES, RARE_RULES, Gate, parse_rule, parse_rules
-from shardline.components.validate.gate.verdict import NoChampion, judge, reject_by_holm
+from shardline.components.validate.gate import judge
+from shardline.components.validate.gate.verdict import NoChampion, reject_by_holm
 from shardline.components.validate.metrics.evaluation import (
     Baseline,
     BestLead,
@@ -17,6 +17,7 @@ from shardline.components.validate.metrics.evaluation import (
     Lead,
     Slice,
 )
+from shardline.components.validate.rules import DEFAULT_RULES, RARE_RULES, Gate, parse_rule, parse_rules
 from shardline.pipelines.cli import data
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError

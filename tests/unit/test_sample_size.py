@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from shardline.components.validate.gate.rules import parse_rule, parse_rules
-from shardline.components.validate.gate.sample_size import PairedTest
-from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.gate import PairedTest, judge
+from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.metrics.intervals import paired_share
+from shardline.components.validate.rules import parse_rule, parse_rules
 from tests.helpers.reports import make_blessing, make_evaluation, make_report, with_champion
 
 RULE = parse_rule("accuracy >= champion (within 0.01)")

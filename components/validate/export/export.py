@@ -33,7 +33,7 @@ from shardline.trainer.manifest import CLASS, Manifest
 from shardline.trainer.models import Heads, read_heads, to_predictions
 
 if TYPE_CHECKING:
-    from shardline.components.validate.gate.champion import TrainingKeys
+    from shardline.components.validate.gate import TrainingKeys
 
 #: Number of examples on which an export is compared with its model.
 SAMPLES = 256

@@ -23,13 +23,13 @@ from shardline.components.model_store.champions import Version, open_store, requ
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure_export
 from shardline.components.validate.export.signatures import CALLS, ServedModel
-from shardline.components.validate.gate.rules import BEST, GateRule
 from shardline.components.validate.gate.verdict import NoChampion
 from shardline.components.validate.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import BestLead, Evaluation, Lead
 from shardline.components.validate.metrics.intervals import Ints, Mask
 from shardline.components.validate.metrics.outcomes import Outcomes
+from shardline.components.validate.rules import BEST, GateRule
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report

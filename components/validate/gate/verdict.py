@@ -20,7 +20,10 @@ from shardline.components.validate.gate.judged import (
     find_remedy,
     format_p,
 )
-from shardline.components.validate.gate.rules import (
+from shardline.components.validate.metrics import LOWER_IS_BETTER, MAIN
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Interval, Lead
+from shardline.components.validate.metrics.intervals import p_below, p_within
+from shardline.components.validate.rules import (
     BEST,
     CHAMPION,
     EXAMPLES,
@@ -32,9 +35,6 @@ from shardline.components.validate.gate.rules import (
     Gate,
     GateRule,
 )
-from shardline.components.validate.metrics import LOWER_IS_BETTER, MAIN
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, BestLead, Evaluation, Interval, Lead
-from shardline.components.validate.metrics.intervals import p_below, p_within
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9

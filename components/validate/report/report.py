@@ -28,12 +28,10 @@ from scipy import sparse
 from shardline.components.html import Rows, fact_rows, make_picture, render_page
 from shardline.components.model_store import Export
 from shardline.components.text import enumerate_names, hide_directories
-from shardline.components.validate.gate.judged import TrainingRecord
-from shardline.components.validate.gate.rules import CHAMPION, FAMILY, LEVEL, parse_rules
-from shardline.components.validate.gate.sample_size import POWER, PairedTest
-from shardline.components.validate.gate.verdict import Blessing
+from shardline.components.validate.gate import POWER, Blessing, PairedTest, TrainingRecord
 from shardline.components.validate.metrics import BY_KIND, CHECKS, MAIN, SERVING, Metric
 from shardline.components.validate.metrics.evaluation import Bin, Curve, Evaluation, Lead, NumberScore
+from shardline.components.validate.rules import CHAMPION, FAMILY, LEVEL, parse_rules
 from shardline.trainer.base import files
 from shardline.trainer.base.settings import PATH_SETTINGS
 from shardline.trainer.checkpoint import format_rate
