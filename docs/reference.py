@@ -31,9 +31,7 @@ find what it cannot see.
     shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml -p epochs=3
 
-It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
-pipelines and parameters, and studies. It looks for what costs money, is lost silently, or is refused
-only after hours.
+It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules and studies.
 
 - An **error** is refused, fails, or does something other than you meant. A **warning** works,
   and may be regretted.
