@@ -56,8 +56,7 @@ def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
     import pyarrow as pa
     from google_crc32c import value
 
-    from shardline.components.preprocess.example import encode
-    from shardline.components.preprocess.tfrecord import image_start, mask
+    from shardline.components.preprocess.tfrecord import encode, image_start, mask
 
     items = _shuffled(source)
     labels = encode({"label": pa.array(range(CLASSES))})

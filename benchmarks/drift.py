@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.datasets import load_iris
 
-from shardline.components.preprocess.inspect import read_sample
-from shardline.components.preprocess.inspect.profile import Profile, measure, summarize
+from shardline.components.preprocess.inspect.profile import Profile, measure, read_sample, summarize
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.text import table

@@ -13,7 +13,7 @@ import pyarrow as pa
 from PIL import Image
 
 from benchmarks.packed import CLASSES
-from shardline.components.preprocess.example import as_example, encode, head
+from shardline.components.preprocess.tfrecord import as_example, encode, head
 
 _DISTINCT_PHOTOS = 200
 _SIDE = 27

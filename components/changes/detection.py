@@ -24,10 +24,16 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from shardline.components.model_store import BLESSING_FILE, Verdict, champions, read_part
-from shardline.components.preprocess.schema import schema
+from shardline.components.preprocess.schema import read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, check_form, is_plugin, open_source
-from shardline.components.preprocess.sources.columns import is_pattern, open_table
+from shardline.components.preprocess.sources import (
+    bigquery,
+    check_form,
+    is_pattern,
+    is_plugin,
+    open_source,
+    open_table,
+)
 from shardline.components.storage import (
     File,
     Storage,
@@ -290,7 +296,7 @@ def _settings(data: PreprocessSettings, training: TrainSettings, gate: Gate, sou
     for name in ("dataset", "model_dir", "processes"):  # the last does not affect a result
         del settings[name]
     if data.schema:
-        settings[_SCHEMA] = schema.read(data.schema).digest
+        settings[_SCHEMA] = read_schema(data.schema).digest
     if start := training.initial_model:
         weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
         settings["content of initial_model"] = weights
@@ -319,10 +325,10 @@ def _check_rules(gate: Gate, data: PreprocessSettings) -> None:
     # Other sources are read from end to end for their labels.
     is_known = data.source.startswith("table:") or is_plugin(data.source)
     if is_known and gate.rules and not data.known_labels:
-        from shardline.components.preprocess.plan.survey import check_labels
+        from shardline.components.preprocess.plan import check_labels
 
         with plugins.calling("the source failed", SourceError):
-            labels = check_labels(open_source(data, schema.read(data.schema) if data.schema else None))
+            labels = check_labels(open_source(data, read_schema(data.schema) if data.schema else None))
         gate.for_labels(labels)
 
 

@@ -153,7 +153,7 @@ def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Met
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
     from shardline.components.html import page_path
-    from shardline.components.preprocess.inspect.card import render_card
+    from shardline.components.preprocess.inspect import render_card
 
     records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
     labels = ", ".join(f"{label.kind} of {len(label.outputs):,}" for label in manifest.labels)

@@ -87,7 +87,7 @@ class Processes(contextlib.AbstractContextManager["Processes"]):
                 worker.kill()
                 worker.wait()
 
-    def run(
+    def run_job(
         self, job: Job, arguments: Mapping[str, Any], items: Sequence[str], report: Report
     ) -> dict[str, Any]:
         """Runs one of the jobs on items, the longest first, and returns its results, by item.

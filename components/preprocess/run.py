@@ -11,22 +11,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardline.components.preprocess import work_directory, write
-from shardline.components.preprocess.plan import plan as plans
-from shardline.components.preprocess.plan.plan import Plan, PlannedShard
-from shardline.components.preprocess.plan.survey import Rejected, check_anomalies, survey, survey_batches
+from shardline.components.preprocess.plan import (
+    Plan,
+    PlannedShard,
+    Rejected,
+    assign_shards,
+    load_part,
+    shard_name,
+    survey_batches,
+    survey_source,
+)
 from shardline.components.preprocess.process_pool import Processes
-from shardline.components.preprocess.schema import schema as schemas
+from shardline.components.preprocess.schema import describe_label, read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.storage import copies, resolve
+from shardline.components.storage import copies
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
@@ -54,23 +60,22 @@ def preprocess(
         SourceError: The source or one of its examples cannot be used, or does not fit the schema.
         RunError: Another run is writing to `out`, or writing failed.
     """
-    with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
-        complete = _completed_manifest(settings, work, overwrite=overwrite)
-        if complete is None:
-            plan = _make_plan(settings, work, processes)
-            _write(plan, plan.shards, work, processes)
-            complete = _finish(plan, work)
-        return complete
+    with _planning(settings, out, overwrite=overwrite) as run:
+        if complete := run.completed_manifest(overwrite=overwrite):
+            return complete
+        plan = run.make_plan()
+        _write(plan, plan.shards, run.work, run.processes)
+        return _finish(plan, run.work)
 
 
 def plan_dataset(
     settings: PreprocessSettings, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Plan:
     """Surveys the source and writes the plan, the first of three steps; arguments as of `preprocess`."""
-    with _planning(settings, out, overwrite=overwrite) as (settings, work, processes):
-        _check_again(work, overwrite=overwrite)
-        plan = _make_plan(settings, work, processes)
-        work.upload_plan(shard.file for shard in plan.shards)
+    with _planning(settings, out, overwrite=overwrite) as run:
+        _check_again(run.work, overwrite=overwrite)
+        plan = run.make_plan()
+        run.work.upload_plan(shard.file for shard in plan.shards)
         return plan
 
 
@@ -83,15 +88,15 @@ def write_shards(out: str | os.PathLike[str], part: int, parts: int) -> int:
     if not 0 <= part < parts:
         raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
     with _locked_work_directory(out, shared=True) as work:
-        plan, shards = plans.load_part(work, part, parts)
-        with _processes(plan.settings) as processes:
+        plan, shards = load_part(work, part, parts)
+        with _start_processes(plan.settings.processes) as processes:
             return _write(plan, shards, work, processes)
 
 
 def finish(out: str | os.PathLike[str]) -> Manifest:
     """Makes a dataset of the shards, which must be complete: the last of three steps."""
     with _locked_work_directory(out) as work:
-        plan, _ = plans.load_part(work)
+        plan, _ = load_part(work)
         return _finish(plan, work)
 
 
@@ -109,65 +114,83 @@ def _locked_work_directory(out: str | os.PathLike[str], *, shared: bool = False)
             ) from error
 
 
-def _processes(settings: PreprocessSettings) -> Processes:
-    count = settings.processes or len(os.sched_getaffinity(0))
+def _start_processes(count: int) -> Processes:
+    count = count or len(os.sched_getaffinity(0))
     return Processes(count, survey_batches, write.check_buckets, write.write_planned)
 
 
 @contextlib.contextmanager
 def _planning(
     settings: PreprocessSettings, out: str | os.PathLike[str], *, overwrite: bool
-) -> Iterator[tuple[PreprocessSettings, WorkDirectory, Processes]]:
+) -> Iterator[_Planning]:
     """Holds the work directory of a run; the settings it yields have the snapshot time of their source."""
     out = files.local_path(out)
-    work_directory.check(out, overwrite=overwrite)
-    _refuse_part_of_source(settings, out)
+    work_directory.check_output(out, overwrite=overwrite)
+    if settings.source.startswith(bigquery.PREFIX):
+        bigquery.parse(settings.source)
+    directory = Path(os.path.realpath(files.bucket_uri(out) or out))
+    if settings.would_read(str(directory / shard_name("train", 0, 1))):
+        raise SettingsError(
+            f"{out} is inside the source {settings.source}, which would then include the dataset; name "
+            "a directory outside it"
+        )
     if settings.schema:
-        schemas.read(settings.schema)  # fails before any file is made
-    with _locked_work_directory(out) as work, _processes(settings) as processes:
+        read_schema(settings.schema)  # fails before any file is made
+    with _locked_work_directory(out) as work, _start_processes(settings.processes) as processes:
         source, earlier = settings.source, ""
         if source.startswith(bigquery.PREFIX):  # the snapshot of an interrupted run, if there was one
             with contextlib.suppress(ShardlineError):
                 published = work.is_published()
                 earlier = work.dataset().source if published else Plan.load(work.plan).settings.source
             source = bigquery.pin_snapshot(source, earlier=earlier)
-        yield replace(settings, source=source), work, processes
+        yield _Planning(replace(settings, source=source), work, processes)
 
 
-def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
-    form, _, rest = settings.source.partition(":")
-    if settings.source.startswith(bigquery.PREFIX):
-        bigquery.parse(settings.source)
-        return
-    path = resolve(rest)
-    shard = Path(os.path.realpath(files.bucket_uri(out) or out)) / plans.shard_name("train", 0, 1)
-    pattern = os.path.abspath(path)
-    if form in ("images", "text") and not settings.labels:
-        is_part = shard.is_relative_to(os.path.realpath(path))
-    else:
-        matches = fnmatch.fnmatch(str(shard), pattern) if "**" in pattern else shard.match(pattern)
-        is_part = form == "tfrecord" and matches
-    if is_part:
-        raise SettingsError(
-            f"{out} is inside the source {settings.source}, which would then include the dataset; name "
-            "a directory outside it"
-        )
+@dataclass(frozen=True)
+class _Planning:
+    """The planning of a run, which holds its work directory and processes."""
 
+    settings: PreprocessSettings
+    work: WorkDirectory
+    processes: Processes
 
-def _completed_manifest(
-    settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
-) -> Manifest | None:
-    """Returns the dataset of an earlier run that is complete but for the cleaning up; else None."""
-    if work.is_published():
-        manifest = work.dataset()
-        schema = schemas.read(settings.schema).digest if settings.schema else ""
-        recorded = write.recorded_settings(settings, schema)
-        if (manifest.source, manifest.settings) == (settings.source, recorded):
-            work.remove()
-            progress.report(_TOPIC, f"{work.out} is already complete")
-            return manifest
-    _check_again(work, overwrite=overwrite)
-    return None
+    def completed_manifest(self, *, overwrite: bool) -> Manifest | None:
+        """Returns the dataset of an earlier run that is complete but for the cleaning up; else None."""
+        settings, work = self.settings, self.work
+        if work.is_published():
+            manifest = work.dataset()
+            schema = read_schema(settings.schema).digest if settings.schema else ""
+            if (manifest.source, manifest.settings) == (settings.source, settings.recorded(schema)):
+                work.remove()
+                progress.report(_TOPIC, f"{work.out} is already complete")
+                return manifest
+        _check_again(work, overwrite=overwrite)
+        return None
+
+    def make_plan(self) -> Plan:
+        """Surveys the source again and writes the plan; shards of an earlier run stay."""
+        settings, work, rejected = self.settings, self.work, Rejected(self.settings.on_bad_record)
+        try:
+            work.discard_plan()
+            found = survey_source(settings, work, self.processes, rejected)
+            if settings.on_bad_record == "skip":
+                found = write.drop_bad_images(found, work, self.processes, rejected)
+                rejected.check_fraction(found.plan.records_in, settings.max_bad_fraction)
+                rejected.write(work.rejected)
+            plan = replace(found.plan, rejected=dict(rejected.reasons), shards=assign_shards(found, work))
+            work.begin()
+            write.remove_other_markers(plan, work)
+            for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
+                path.unlink()
+            plan.save(work.plan)
+            return plan
+        except ShardlineError:
+            # A source that cannot be used leaves nothing, unless an earlier run has left shards; in a bucket
+            # it has written nothing yet.
+            work.discard_plan()
+            if not work.storage.is_remote and not work.markers():
+                work.remove()
+            raise
 
 
 def _check_again(work: WorkDirectory, *, overwrite: bool) -> None:
@@ -176,35 +199,7 @@ def _check_again(work: WorkDirectory, *, overwrite: bool) -> None:
         work.publishing.unlink(missing_ok=True)
         if work.storage.is_remote:
             work.remove()
-    work_directory.check(work.out, overwrite=overwrite)
-
-
-def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
-    """Surveys the source again and writes the plan; shards of an earlier run stay."""
-    try:
-        work.discard_plan()
-        rejected = Rejected(settings.on_bad_record)
-        found = survey(settings, work, processes, rejected)
-        check_anomalies(found.plan.anomalies, settings)
-        if settings.on_bad_record == "skip":
-            found = write.drop_bad_images(found, work, processes, rejected)
-            rejected.check(found.plan.records_in, settings.max_bad_fraction)
-            rejected.write(work.rejected)
-        shards = plans.assign_shards(found, work)
-        plan = replace(found.plan, rejected=dict(rejected.reasons), shards=shards)
-        work.begin()
-        write.remove_other_markers(plan, work)
-        for path in {*work.path.glob("*.tfrecord")} - {work.path / shard.file for shard in plan.shards}:
-            path.unlink()
-        plan.save(work.plan)
-        return plan
-    except ShardlineError:
-        # A source that cannot be used leaves nothing, unless an earlier run has left shards; in a bucket it
-        # has written nothing yet.
-        work.discard_plan()
-        if not work.storage.is_remote and not work.markers():
-            work.remove()
-        raise
+    work_directory.check_output(work.out, overwrite=overwrite)
 
 
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> int:
@@ -217,7 +212,7 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
     try:
         names = [shard.file for shard in pending]
-        processes.run(write.write_planned, work.arguments, names, meter.advance)
+        processes.run_job(write.write_planned, work.arguments, names, meter.advance)
     except RunError as error:
         raise RunError(files.with_space(str(error), work.path, meter.bytes_left)) from error
     return records
@@ -237,7 +232,7 @@ def _report(manifest: Manifest) -> None:
     messages = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
         tallies = [split.labels[label.name] for split in splits.values()]
-        messages.append(f"label: {write.describe_label(label, tallies)}")
+        messages.append(f"label: {describe_label(label, tallies)}")
     messages += [
         f"warning: {reason}: it cannot judge a model; choose other shares or another split"
         for reason in manifest.find_constant("test")

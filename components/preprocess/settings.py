@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.schema import parse_labels
 from shardline.components.preprocess.time_split import parse_gap
+from shardline.components.storage import resolve
 from shardline.trainer.base.deserialize import Count, Natural, Rule, Within, check_types
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.manifest import CLASS, COLUMN_TYPES, LABEL, SPLITS, Label
@@ -86,13 +90,34 @@ class PreprocessSettings:
             )
         if min(self.split.values()) <= 0 or not math.isclose(sum(self.split.values()), 1.0):
             raise SettingsError(f"shares of split must be above 0 and add up to 1, got {dict(self.split)}")
-        labels.parse(self.label)
+        parse_labels(self.label)
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
             raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")
         rules = [name for name in ("stratify", "group", "split_by_time") if getattr(self, name)]
         if len(rules) > 1:
             raise SettingsError(f"{rules[0]} and {rules[1]} cannot both decide the split; leave one out")
+
+    def would_read(self, path: str) -> bool:
+        """Returns whether a file of this absolute path would be part of the source."""
+        form, _, rest = self.source.partition(":")
+        place = resolve(rest)
+        if form in ("images", "text") and not self.labels:
+            return Path(path).is_relative_to(os.path.realpath(place))
+        pattern = os.path.abspath(place)
+        matches = fnmatch.fnmatch(path, pattern) if "**" in pattern else Path(path).match(pattern)
+        return form == "tfrecord" and matches
+
+    def recorded(self, schema: str) -> dict[str, object]:
+        """Returns the settings that determine the bytes, and the digest of the schema that was checked."""
+        names = (
+            "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group",
+            "image_size", "resize_mode", "encoding", "readers", "shards",
+        )  # fmt: skip
+        values = asdict(self)
+        checked = {"schema": schema, "on_anomaly": self.on_anomaly} if schema else {}
+        columns = {"columns": values["columns"]} if self.columns else {}
+        return {name: values[name] for name in names} | columns | checked
 
     @property
     def codec(self) -> dict[str, Any]:
@@ -103,7 +128,7 @@ class PreprocessSettings:
     @property
     def known_labels(self) -> tuple[Label, ...]:
         """The labels, with their columns as outputs, where the settings alone say their kinds; else ()."""
-        form, wanted = self.source.partition(":")[0], labels.parse(self.label)
+        form, wanted = self.source.partition(":")[0], parse_labels(self.label)
         if not wanted and (self.source == "digits" or form in ("tfds", "images", "text")):
             return (Label(LABEL, CLASS, ()),)
         if not all(each.kind for each in wanted):
@@ -114,6 +139,6 @@ class PreprocessSettings:
     @property
     def label_column(self) -> str:
         """Column of the only label, where the settings name one; else ""."""
-        wanted = labels.parse(self.label)
+        wanted = parse_labels(self.label)
         columns = wanted[0].columns if len(wanted) == 1 else ()
         return columns[0] if len(columns) == 1 else self.features.get("label", "")

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shardline.components.preprocess.lazy import np, pa, pc
 from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.manifest import SPLIT_TIME_FEATURES
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
+
 
 #: Split of rows that are in none.
 LEFT_OUT = ""
@@ -39,9 +40,6 @@ def time_feature(kind: str) -> str:
 
 def parse_times(values: Any, feature: str) -> Any:
     """Returns an array of times as the int64 that `feature` stores (UTC without a zone); null for others."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_temporal(values.type):
         return values.cast(pa.timestamp("us")).cast(pa.int64())
     if pa.types.is_string(values.type):
@@ -80,8 +78,6 @@ class TimeSplit:
         self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]
     ) -> None:
         """Reads arrays of all times; raises SourceError if there are none, or they are all the same."""
-        import numpy as np
-
         parts = [np.empty(0, np.int64), *(times.drop_null().to_numpy(False) for times in values)]
         times = np.sort(np.concatenate(parts))
         if not len(times):
@@ -116,8 +112,6 @@ class TimeSplit:
         return [names[index] for index in self._indices(times.fill_null(0).to_numpy(False)).tolist()]
 
     def _indices(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        import numpy as np
-
         found = np.searchsorted(self._starts, times, side="right")
         if self._gap:
             following = np.append(self._starts, np.iinfo(np.int64).max)[found]

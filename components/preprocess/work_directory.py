@@ -206,7 +206,7 @@ def _names(storage: Storage, folder: str = "") -> set[str]:
     return {each.name for each in storage.entries(folder)}
 
 
-def check(out: Path, *, overwrite: bool) -> None:
+def check_output(out: Path, *, overwrite: bool) -> None:
     """Refuses a directory that cannot become the dataset, before any work is done."""
     if files.bucket_uri(out):
         _refuse_content(out, overwrite=overwrite)

@@ -25,11 +25,16 @@ import google_crc32c
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess.example import as_example, decode, encode, head
-from shardline.components.preprocess.images.codec import Kind
-from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.image_locations import NO_LOCATION, ImageReader
-from shardline.components.preprocess.plan.plan import Plan, PlannedShard, Survey
+from shardline.components.preprocess.images import Kind
+from shardline.components.preprocess.plan import (
+    NO_LOCATION,
+    ImageReader,
+    Plan,
+    PlannedShard,
+    Rejected,
+    Survey,
+    records,
+)
 from shardline.components.preprocess.plan.records import (
     HASH_BYTES,
     Numbers,
@@ -38,21 +43,26 @@ from shardline.components.preprocess.plan.records import (
     find_repeated,
     hash_blocks,
 )
-from shardline.components.preprocess.plan.survey import Rejected
 from shardline.components.preprocess.process_pool import Processes, Report
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.schema import tally_label
 from shardline.components.preprocess.sources.example import WHOLE_FILE, changed_error
-from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask, masks
+from shardline.components.preprocess.tfrecord import (
+    NO_IMAGE,
+    as_example,
+    decode,
+    encode,
+    head,
+    image_start,
+    mask,
+    masks,
+)
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import copies
 from shardline.trainer.base import deserialize, files
-from shardline.trainer.base.errors import BadRecordError, RunError, SourceError, printable
+from shardline.trainer.base.errors import BadRecordError, RunError, SourceError
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.manifest import (
-    CLASS,
     LABEL,
-    MULTILABEL,
-    REGRESSION,
     SPLITS,
     Duplicates,
     Feature,
@@ -60,7 +70,6 @@ from shardline.trainer.manifest import (
     Manifest,
     Shard,
     Split,
-    Spread,
     Tally,
     is_class,
 )
@@ -191,7 +200,7 @@ def drop_bad_images(found: Survey, work: WorkDirectory, processes: Processes, re
     found.buckets.flush()
     meter = Meter("checked", sum(found.codes), rejected=len(rejected.found))
     buckets = [path.name for path in found.buckets.paths if path.exists()]
-    bad, codes = processes.run(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
+    bad, codes = processes.run_job(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
     for bucket in buckets:
         for code, name, reason in bad[bucket]:
             codes[code] -= 1
@@ -218,7 +227,7 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
                     data = b""
                     try:
                         if record.location != NO_LOCATION:
-                            data = images.read(record)
+                            data = images.read_image(record)
                             codec.store(data, record.key)
                         good.append(number)
                     except BadRecordError as error:
@@ -347,7 +356,7 @@ def label_tallies(labels: Sequence[Label], blocks: Iterable[Records]) -> dict[st
         stored, _ = decode(map(as_example, block.features()), names=values)
         for name, found in values.items():
             found.append(stored[name].flatten().to_numpy().reshape(block.count, -1))
-    return {label.name: tally(label, np.concatenate(values[label.name])) for label in labels}
+    return {label.name: tally_label(label, np.concatenate(values[label.name])) for label in labels}
 
 
 def write_marker(work: WorkDirectory, marker: Marker, hashes: bytes) -> None:
@@ -380,36 +389,6 @@ def _read_marker(path: Path) -> FoundMarker | None:
         return None
     is_whole = size == len(line) + HASH_BYTES * marker.shard.records
     return FoundMarker(marker, path, len(line)) if is_whole else None
-
-
-def tally(label: Label, values: Sequence[Sequence[Any]] | Numbers) -> Tally:
-    """Returns the tally of a label from its stored values in some examples, at least one."""
-    table = np.asarray(values, np.float64).reshape(len(values), -1)
-    if label.kind == CLASS:
-        return Tally(tuple(np.bincount(table[:, 0].astype(np.int64), minlength=len(label.outputs)).tolist()))
-    if label.kind == MULTILABEL:
-        return Tally(tuple(int(count) for count in table.sum(axis=0)))
-    columns = zip(
-        *(function(table, axis=0).tolist() for function in (np.min, np.max, np.mean, np.std)), strict=True
-    )
-    return Tally(spreads=tuple(Spread(*numbers) for numbers in columns))
-
-
-def describe_label(label: Label, tallies: Sequence[Tally]) -> str:
-    """Describes a label in one line: "fare, regression, 3.25 to 88 USD"."""
-    name = f"{label.name}, " if label.name != LABEL else ""
-    if label.kind != REGRESSION:
-        named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
-        return f"{name}{label.kind} of {len(label.outputs):,}: {named}"
-    units, spreads = label.units or ("",) * len(label.outputs), [each.spreads for each in tallies]
-    ranges = [
-        f"{min(each.least for each in found):g} to {max(each.largest for each in found):g} {unit}".rstrip()
-        for unit, *found in zip(units, *spreads, strict=True)
-    ]
-    if len(ranges) == 1:
-        return f"{label.outputs[0]}, {label.kind}, {ranges[0]}"
-    parts = (f"{output}, {each}" for output, each in zip(label.outputs, ranges, strict=True))
-    return f"{name}{label.kind} of {len(ranges)} numbers: {'; '.join(parts)}"
 
 
 #: Groups of equal examples that are named in the manifest, and the most keys of one of them.
@@ -448,7 +427,7 @@ def make_manifest(plan: Plan, work: WorkDirectory) -> Manifest:
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits),
         source=plan.settings.source,
-        settings=recorded_settings(plan.settings, plan.schema),
+        settings=plan.settings.recorded(plan.schema),
         labels=plan.labels,
         features=features,
         splits=splits,
@@ -477,18 +456,6 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
         work.key_hashes.unlink(missing_ok=True)
         return None
     return Shard(work.key_hashes.name, plan.records, size, f"{checksum:08x}")
-
-
-def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, object]:
-    """Returns the settings that determine the bytes, and the digest of the schema that was checked."""
-    names = (
-        "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
-        "resize_mode", "encoding", "readers", "shards",
-    )  # fmt: skip
-    values = asdict(settings)
-    checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
-    columns = {"columns": dict(settings.columns)} if settings.columns else {}
-    return {name: values[name] for name in names} | columns | checked
 
 
 def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, FoundMarker]:

@@ -169,8 +169,8 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import google_crc32c
     import tensorflow as tf
 
-    from shardline.components.preprocess.example import decode
-    from shardline.components.preprocess.write import tally
+    from shardline.components.preprocess.schema import tally_label
+    from shardline.components.preprocess.tfrecord import decode
     from shardline.components.validate.export.export import take_samples
 
     out.mkdir()
@@ -185,7 +185,9 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
         data = path.read_bytes()
         checksum = f"{google_crc32c.value(data):08x}"
         shard = manifests.Shard(path.name, len(examples), len(data), checksum)
-        tallies = {label.name: tally(label, columns[label.name].to_pylist()) for label in manifest.labels}
+        tallies = {
+            label.name: tally_label(label, columns[label.name].to_pylist()) for label in manifest.labels
+        }
         splits[name] = Split((shard,), tallies)
     sample = replace(manifest, splits=splits, keys=None)
     manifests.save(sample, out)

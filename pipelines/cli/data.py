@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -115,25 +115,25 @@ def preprocess(
     After an interruption, the same command continues.
     """
     from shardline.components.preprocess import run
-    from shardline.components.preprocess.inspect import profile
+    from shardline.components.preprocess.inspect import describe
 
     settings = PreprocessSettings(source=source, features=features, **options, **others)
     if dry_run:
         # Without reading it.
         from shardline.components.changes import fingerprint
-        from shardline.components.preprocess.sources import bigquery, check_form
+        from shardline.components.preprocess.sources import bigquery, check_form, open_source
 
         check_form(source)
         settings = replace(settings, source=bigquery.pin_snapshot(source))
         found = {"source": settings.source, "content": fingerprint(settings).text}
         if settings.source.startswith(bigquery.PREFIX):
-            found["cost"] = bigquery.BigQuery(settings).cost()
+            found["cost"] = cast(bigquery.BigQuery, open_source(settings)).cost()
         show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
         return
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
-        show_json(profile.describe(manifest))
+        show_json(describe(manifest))
 
 
 def _others(values: tuple[str, ...]) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def dataset() -> None:
 @json_option
 def show_stats(directory: Path, as_json: bool) -> None:
     """Show manifest, labels, columns and image sizes of DIRECTORY."""
-    from shardline.components.preprocess.inspect import profile
+    from shardline.components.preprocess.inspect import describe, make_profile, render
     from shardline.trainer import manifest as manifests
 
     manifest = manifests.load(directory)
-    found = profile.make_profile(directory, manifest, "")
-    show(as_json, {**profile.describe(manifest), "profile": asdict(found)}, profile.render(manifest, found))
+    found = make_profile(directory, manifest, "")
+    show(as_json, {**describe(manifest), "profile": asdict(found)}, render(manifest, found))
 
 
 @dataset.command("schema")
@@ -169,7 +169,7 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
     contain.
     """
-    from shardline.components.preprocess.inspect.profile import draft, make_profile
+    from shardline.components.preprocess.inspect import draft, make_profile
     from shardline.trainer import manifest as manifests
 
     if output and output.exists():
@@ -194,7 +194,7 @@ def run_verify(directory: Path, deep: bool, as_json: bool) -> None:
 
     Prints the file and the record (from 0) of all damage, and exits with 1 if there is any.
     """
-    from shardline.components.preprocess.inspect.verify import verify
+    from shardline.components.preprocess.inspect import verify
 
     with foreground(sys.stderr):
         found = verify(directory, deep=deep)

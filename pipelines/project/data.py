@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.schema import NO_VALUES
+from shardline.components.preprocess.images import read_header
+from shardline.components.preprocess.schema import NO_VALUES, LabelSetting, parse_labels, unknown_label
 from shardline.components.preprocess.settings import SMALLEST, PreprocessSettings
-from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.columns import TypedColumns, open_table
+from shardline.components.preprocess.sources import (
+    TIME_PARTS,
+    ColumnUse,
+    TableRows,
+    TypedColumns,
+    open_source,
+    open_table,
+)
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.preprocess.sources.forms import TIME_PARTS
-from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.text import enumerate_names
 from shardline.components.validate import RARE
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
@@ -125,7 +128,7 @@ def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[st
 
 
 def _inspect_table(path: str, label: str, kind: str) -> Data:
-    from shardline.components.preprocess.plan.records import are_rows_alike  # numpy
+    from shardline.components.preprocess.plan import are_rows_alike  # numpy
 
     table = open_table(path)[0]
     target = _target(path, label, table.types)
@@ -169,14 +172,14 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
 
 def _roles(
     table: TypedColumns,
-    target: labels.LabelSetting,
+    target: LabelSetting,
     kind: str,
     counts: Mapping[str, Counter[Any]],
     missing: Mapping[str, int],
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Returns the columns by their use, and why others are left out."""
     # Preprocessing asks whether some values are mistakes.
-    faults = {name: form.fault for name, form in table.scan.forms.items() if form.fault}
+    faults = {name: form.fault for name, form in table.scan.text_formats.items() if form.fault}
     roles, left_out = dict[str, list[str]](), dict[str, str]()
     for name in (name for name in table.types if name not in target.columns):
         role = faults.get(name, "").partition(";")[0].removeprefix(f"column {name!r} ") or "image"
@@ -195,7 +198,7 @@ def _has_rare(counts: Counter[Any]) -> bool:
     return len(counts) == 2 and min(counts.values()) < RARE / 2 * counts.total()
 
 
-def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSetting:
+def _target(path: str, label: str, types: Mapping[str, str]) -> LabelSetting:
     if not label and LABEL not in types:
         likely = next(filter(_TARGET.fullmatch, types), [*types][-1])
         named = printable(", ".join(types))[:300]
@@ -203,14 +206,14 @@ def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSett
             f"{path!r} has the columns {named}: name the one to predict, such as "
             f"--label {shlex.quote(likely)}"
         )
-    first, *more = labels.parse(label or LABEL)
+    first, *more = parse_labels(label or LABEL)
     if more:
         raise SettingsError(
             f"--label {label!r} names several labels, and a new project predicts one; name one"
         )
     for column in first.columns:
         if column not in types:
-            raise labels.unknown_label(path, column, types, labelled=True)
+            raise unknown_label(path, column, types, labelled=True)
     return first
 
 
@@ -265,7 +268,7 @@ def _role(name: str, kind: str, counts: Counter[Any], missing: int) -> str:
 def _label(
     path: str,
     table: TypedColumns,
-    target: labels.LabelSetting,
+    target: LabelSetting,
     counts: Counter[Any],
     parameters: dict[str, Any],
 ) -> tuple[str, str]:
@@ -274,8 +277,9 @@ def _label(
     if len(counts) < 2:
         raise SourceError(f"column {column!r} of {path!r} has one value; a label needs two or more")
     while True:
+        use = ColumnUse.of(PreprocessSettings(**parameters))
         try:
-            label = TableRows(path, table, PreprocessSettings(**parameters), ("string",)).labels[0]
+            label = TableRows(path, table, use, ("string",)).labels[0]
             break
         except SourceError:
             if table.types[column] != "int64" or parameters["label"] != column:

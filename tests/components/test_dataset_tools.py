@@ -19,10 +19,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess import inspect
-from shardline.components.preprocess.inspect import profile
-from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess import tfrecord
+from shardline.components.preprocess.inspect import profile, render_card, verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import manifest as manifests
@@ -108,11 +106,11 @@ def test_a_sound_dataset(dataset: Path, processes: int) -> None:
         (7, -2, "the data do not match their checksum"),  # its own CRC
     ],
 )
-@pytest.mark.parametrize(("name", "most"), [("_ROWS", 256), ("_ROWS", 5), ("_BYTES", 1)])
+@pytest.mark.parametrize(("name", "most"), [("_ROWS", 256), ("_ROWS", 5), ("_ROWS_BYTES", 1)])
 def test_a_flipped_bit_is_found(
     dataset: Path, record: int, at: int, message: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspect, name, most)
+    monkeypatch.setattr(tfrecord, name, most)
     starts = record_starts(dataset / SHARD)
     flip(dataset / SHARD, starts[record] + at if at >= 0 else starts[record + 1] + at)
     file, in_record, *others = found(dataset)
@@ -279,9 +277,7 @@ def test_stats_show_the_manifest_and_a_profile(dataset: Path) -> None:
 def test_nothing_here_loads_tensorflow(dataset: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from shardline.components.preprocess.inspect.card import render_card\n"
-        "from shardline.components.preprocess.inspect import profile\n"
-        "from shardline.components.preprocess.inspect.verify import verify\n"
+        "from shardline.components.preprocess.inspect import profile, render_card, verify\n"
         "from shardline.trainer import manifest\n"
         f"data = Path({str(dataset)!r})\n"
         "assert not verify(data, deep=True, processes=1).damages\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.inspect import verify
 from shardline.trainer.base.errors import BadRecordError
 from tests.helpers import damage
 from tests.helpers.preprocessing import read_all, run

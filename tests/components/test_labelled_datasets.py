@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 from sklearn import datasets
 
-from shardline.components.preprocess.inspect import profile, read_batches
-from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.tfrecord import read_records
+from shardline.components.preprocess.inspect import profile, render_card, verify
+from shardline.components.preprocess.tfrecord import read_batches, read_records
 from shardline.components.validate.metrics import drift
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.inspect import verify
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import SourceError
 from tests.helpers.preprocessing import run, stored, write_images

@@ -13,10 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.changes.component import detect_changes
-from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.profile import describe, draft, make_profile, render_manifest
+from shardline.components.preprocess.inspect import (
+    describe,
+    draft,
+    make_profile,
+    render_card,
+    render_manifest,
+)
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
-from shardline.components.preprocess.schema.schema import read
+from shardline.components.preprocess.schema import read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.main import main
 from shardline.trainer import manifest as manifests
@@ -64,7 +69,7 @@ def schema(tmp_path: Path) -> str:
 
 
 def test_a_draft_describes_a_dataset(schema: str, tmp_path: Path) -> None:
-    fields = {field.name: field for field in read(schema).fields.values()}
+    fields = {field.name: field for field in read_schema(schema).fields.values()}
     assert {name: field.type for name, field in fields.items()} == {
         "risk": "number", "age": "integer", "bmi": "number", "sex": "string"
     }  # fmt: skip
@@ -76,7 +81,10 @@ def test_a_draft_describes_a_dataset(schema: str, tmp_path: Path) -> None:
         f"table:{tmp_path / 'first.csv'}", tmp_path / "again", label="regression:risk", schema=schema
     )
     assert manifest.anomalies == ()
-    assert (manifest.settings["schema"], manifest.settings["on_anomaly"]) == (read(schema).digest, "fail")
+    assert (manifest.settings["schema"], manifest.settings["on_anomaly"]) == (
+        read_schema(schema).digest,
+        "fail",
+    )
     assert contents(tmp_path / "again") == plain | {
         "manifest.json": contents(tmp_path / "again")["manifest.json"]
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.inspect import verify
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.run import plan_dataset, preprocess, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings

@@ -26,7 +26,7 @@ ITEMS = ["one", "two", "three", "four"]
 
 def do(how: str) -> dict[str, int]:
     with Processes(2, grieve) as processes:
-        return processes.run(grieve, {"how": how, "parent": os.getpid()}, ITEMS, lambda *_: None)
+        return processes.run_job(grieve, {"how": how, "parent": os.getpid()}, ITEMS, lambda *_: None)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardline.components.changes import fingerprint
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.inspect import verify
 from shardline.components.preprocess.plan.survey import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import directories, open_source

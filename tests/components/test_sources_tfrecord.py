@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.inspect import verify
 from shardline.components.preprocess.plan import records as rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source

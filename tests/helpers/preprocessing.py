@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.inspect import read_batches
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.tfrecord import read_batches
 from shardline.trainer import manifest as manifests
 from shardline.trainer.manifest import Manifest
 

@@ -146,7 +146,7 @@ from tests.unit.test_code import ask
 print(plugins.load("leafnet.model:build", "model")(), flush=True)
 subprocess.run([sys.executable, "-c", "import leafnet.model as m; print(m.build())"])
 with Processes(2, ask) as both:
-    answers = both.run(ask, {}, ["a", "b"], lambda *_: None)
+    answers = both.run_job(ask, {}, ["a", "b"], lambda *_: None)
 print(*{built for built, _ in answers.values()}, len({process for _, process in answers.values()}))
 print(os.environ["SHARDLINE_CODE"])
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess.schema import schema
+from shardline.components.preprocess.schema import read_schema
 from shardline.components.validate.rules import Gate
 from shardline.pipelines.parameters import check_parameters, load_study, read_parameters
 from shardline.pipelines.remote import load_schedules
@@ -71,7 +71,7 @@ def test_shell_parses_and_is_of_known_programs(page: Path) -> None:
 def test_toml_and_json_are_read(page: Path, tmp_path: Path) -> None:
     for text in blocks(page, "json"):
         (tmp_path / "schema.json").write_text(text)
-        assert schema.read(str(tmp_path / "schema.json")).fields
+        assert read_schema(str(tmp_path / "schema.json")).fields
     readers: dict[str, Callable[[Path], object]] = {
         "metric": load_study,
         "rules": Gate.read,

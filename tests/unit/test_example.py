@@ -14,10 +14,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.preprocess.example import decode, encode
-from shardline.components.preprocess.plan.example_columns import ExampleColumns
-from shardline.components.preprocess.sources.example import Example
-from shardline.components.preprocess.tfrecord import NO_IMAGE
+from shardline.components.preprocess.sources.example import Example, ExampleColumns
+from shardline.components.preprocess.tfrecord import NO_IMAGE, decode, encode
 from shardline.components.preprocess.write import ShardFile
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.manifest import Feature, Label

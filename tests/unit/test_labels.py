@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.components.preprocess.plan.example_columns import ExampleColumns
 from shardline.components.preprocess.plan.survey import Targets
-from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.labels import LabelSetting
-from shardline.components.preprocess.sources.example import Example
-from shardline.components.preprocess.write import describe_label, tally
+from shardline.components.preprocess.schema import LabelSetting, describe_label, parse_labels, tally_label
+from shardline.components.preprocess.sources.example import Example, ExampleColumns
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.manifest import Label, Tally, find_constant
 
@@ -35,7 +32,7 @@ TAGS = Label("tags", "multilabel", ("x", "y", "z"))
     ],
 )  # fmt: skip
 def test_the_setting_is_read(text: str, wanted: tuple[LabelSetting, ...]) -> None:
-    assert labels.parse(text) == wanted
+    assert parse_labels(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -51,7 +48,7 @@ def test_the_setting_is_read(text: str, wanted: tuple[LabelSetting, ...]) -> Non
 )
 def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
-        labels.parse(text)
+        parse_labels(text)
 
 
 @pytest.mark.parametrize(
@@ -85,28 +82,28 @@ def test_what_is_the_same_for_all_cannot_be_learned(label: Label, value: Any, me
         rows.add(Example(name, value))
     targets.add(rows.flush().columns)
     with pytest.raises(SourceError, match=message):
-        targets.check(2)
+        targets.check_varied(2)
 
 
 def test_parts_of_a_dataset_add_up() -> None:
     values = np.random.default_rng(0).normal(5, 3, (100, 1))
     parts = [values[:1], values[1:40], values[40:]]
-    merged = Tally.merge([(len(part), tally(PRICE, part.tolist())) for part in parts])
-    (whole,) = tally(PRICE, values.tolist()).spreads
+    merged = Tally.merge([(len(part), tally_label(PRICE, part.tolist())) for part in parts])
+    (whole,) = tally_label(PRICE, values.tolist()).spreads
     assert merged.spreads[0].deviation == pytest.approx(whole.deviation, rel=1e-12)
     assert merged.spreads[0].mean == pytest.approx(values.mean(), rel=1e-12)
     assert Tally.merge([(2, Tally((1, 1))), (3, Tally((0, 3)))]) == Tally((1, 4))
 
 
 def test_a_label_is_described_in_a_line() -> None:
-    spread = tally(PRICE, [[3.25], [88.0]])
+    spread = tally_label(PRICE, [[3.25], [88.0]])
     assert describe_label(PRICE, [spread]) == "price, regression, 3.25 to 88 USD"
     assert describe_label(KIND, [Tally((1, 1))]) == "kind, class of 2: a, b"
 
 
 def test_a_split_in_which_one_answer_is_always_right_cannot_judge() -> None:
     def constant(label: Label, values: list[list[float]], trained: list[list[float]]) -> list[str]:
-        (now, before), name = (tally(label, rows) for rows in (values, trained)), label.name
+        (now, before), name = (tally_label(label, rows) for rows in (values, trained)), label.name
         return list(find_constant([label], {name: now}, {name: before}, len(values)))
 
     assert constant(KIND, [[1], [1]], [[0], [1]]) == ["has no class but 'b' that training has"]

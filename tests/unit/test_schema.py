@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from shardline.components.preprocess.inspect.profile import _widened
-from shardline.components.preprocess.schema.anomalies import SchemaCheck
-from shardline.components.preprocess.schema.schema import Schema, read
+from shardline.components.preprocess.schema import Schema, SchemaCheck, read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.manifest import Anomaly, Feature, Label
@@ -60,7 +59,7 @@ def test_a_schema_describes_columns(tmp_path: Path) -> None:
         {"name": "bmi", "type": "number", "shardline:maxMissing": 0.05},
         missingValues=["", "-999"],
     )
-    wanted = read(path)
+    wanted = read_schema(path)
     assert list(wanted.fields) == ["age", "bmi"]
     assert (wanted.fields["bmi"].max_missing, wanted.missing) == (0.05, ("", "-999"))
     assert wanted.digest == f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
@@ -106,7 +105,7 @@ def constrained(kind: str, **constraints: Any) -> dict[str, Any]:
 def test_what_is_not_checked_is_refused(tmp_path: Path, field: Any, message: str) -> None:
     path = write(tmp_path / "s.json", field)
     with pytest.raises(SettingsError) as caught:
-        read(path)
+        read_schema(path)
     assert message in str(caught.value)
     assert path in str(caught.value)
 
@@ -131,9 +130,9 @@ def test_what_is_not_checked_is_refused(tmp_path: Path, field: Any, message: str
 def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(SettingsError, match=message):
-        read(str(tmp_path / "s.json"))
+        read_schema(str(tmp_path / "s.json"))
     with pytest.raises(SourceError, match="cannot read"):
-        read(str(tmp_path / "none.json"))
+        read_schema(str(tmp_path / "none.json"))
     with pytest.raises(SettingsError, match="on_anomaly must be 'fail' or 'warn', got 'stop'"):
         PreprocessSettings(source="digits", on_anomaly="stop")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shardline.components.preprocess.schema import labels, targets
+from shardline.components.preprocess.schema import encode_targets, find_labels, parse_labels
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.manifest import Label
 
@@ -21,16 +21,16 @@ TYPES = {
 def found(kind: str, values: Sequence[Any], wanted: str = "x") -> Label:
     half = len(values) // 2
     parts = [pa.array(values[:half], TYPES[kind]), pa.array(values[half:], TYPES[kind])]
-    (label,) = targets.find_labels(labels.parse(wanted), {"x": kind, "y": "int64"}, lambda _: parts)
+    (label,) = find_labels(parse_labels(wanted), {"x": kind, "y": "int64"}, lambda _: parts)
     return label
 
 
 def encoded(kind: str, values: Sequence[Any], wanted: str = "x") -> tuple[list[Any], dict[int, str]]:
     """The targets, None where a row has a fault, which comes second."""
-    (setting,) = labels.parse(wanted)
+    (setting,) = parse_labels(wanted)
     arrays = [pa.array(values, TYPES[kind])]
     # A slice: rows count from its start.
-    stored, faults = targets.encode(found(kind, values, wanted), setting, [arrays[0].slice(1)])
+    stored, faults = encode_targets(found(kind, values, wanted), setting, [arrays[0].slice(1)])
     reasons = {row: each.reason(row) for each in reversed(faults) for row in np.flatnonzero(each.mask)}
     return [None if row in reasons else value for row, value in enumerate(stored.to_pylist())], reasons
 
@@ -101,19 +101,19 @@ def test_several_names_are_0_or_1_for_each() -> None:
 
 
 def test_a_name_that_is_not_of_the_label_is_a_fault() -> None:
-    label, (setting,) = Label("label", "multilabel", ("a", "b")), labels.parse("multilabel:x")
-    _, faults = targets.encode(label, setting, [pa.array(["a", "c|b", ""])])
+    label, (setting,) = Label("label", "multilabel", ("a", "b")), parse_labels("multilabel:x")
+    _, faults = encode_targets(label, setting, [pa.array(["a", "c|b", ""])])
     assert [(fault.mask.tolist(), fault.reason(1)) for fault in faults] == [
         ([False, True, False], "has 'c|b' in column 'x', not only its names")
     ]
 
 
 def test_columns_of_0_and_1_are_several_labels() -> None:
-    (setting,) = labels.parse("multilabel:x,y")
+    (setting,) = parse_labels("multilabel:x,y")
     label = found("int64", [0], "multilabel:x,y")
     assert label == Label("label", "multilabel", ("x", "y"))
     arrays = [pa.array(["0", " True", "no", None]), pa.array([1.0, 0.0, 1.0, 0.5])]
-    stored, faults = targets.encode(label, setting, arrays)
+    stored, faults = encode_targets(label, setting, arrays)
     assert stored.to_pylist()[:2] == [[0, 1], [1, 0]]
     assert [fault.mask.tolist() for fault in faults] == [
         [False, False, False, True], [False, False, True, True], [False, False, False, True]

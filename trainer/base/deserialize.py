@@ -168,7 +168,7 @@ def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") ->
         if key not in known:
             listed = f"there are {', '.join(known)}"
             if len(known) > _MOST_NAMED:
-                listed = f"the nearest are {', '.join(difflib.get_close_matches(str(key), known, 5, 0.0))}"
+                listed = f"the nearest are {nearest(str(key), known, 5)}"
             raise SettingsError(f"unknown key {prefix}{key}; {did_you_mean(key, known, prefix) or listed}")
 
 
@@ -177,8 +177,13 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, after: st
 
     `prefix` precedes the suggested name, `after` the question.
     """
-    near = difflib.get_close_matches(str(name), sorted(known), n=1)
-    return f"{after}did you mean {prefix}{near[0]}?" if near else ""
+    near = nearest(str(name), known, 1, 0.6)
+    return f"{after}did you mean {prefix}{near}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 8, likeness: float = 0.0) -> str:
+    """Returns the known names that are most like one, at most `most`, whose likeness is at least so, 0..1."""
+    return ", ".join(difflib.get_close_matches(name, list(known), most, likeness))
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:

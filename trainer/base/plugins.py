@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import enum
 import functools
 import hashlib
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer.base import code
-from shardline.trainer.base.deserialize import did_you_mean
+from shardline.trainer.base.deserialize import did_you_mean, nearest
 from shardline.trainer.base.errors import ModelError, ShardlineError
 
 #: Built-in model functions by name, as import strings.
@@ -82,7 +81,7 @@ def load(
         return getattr(module, name)
     except AttributeError:
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
-        there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
+        there = nearest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
 
 
@@ -133,7 +132,7 @@ def check_reference(reference: str, kind: str, error: type[ShardlineError] = Mod
         raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
     bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     if not bound & {name, "__getattr__"} and "import *" not in source:
-        there = _closest(name, bound) or "nothing"
+        there = nearest(name, bound) or "nothing"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
 
 
@@ -266,9 +265,5 @@ def _available_modules(module_name: str) -> str:
     package, _, name = module_name.rpartition(".")
     parent = sys.modules.get(package)
     path = list(getattr(parent, "__path__", ())) if package else [str(Path.cwd())]
-    there = _closest(name, (module.name for module in pkgutil.iter_modules(path)))
+    there = nearest(name, (module.name for module in pkgutil.iter_modules(path)))
     return f", {package or 'the working directory'} has {there}" if there else ""
-
-
-def _closest(name: str, candidates: Iterable[str]) -> str:
-    return ", ".join(difflib.get_close_matches(name, list(candidates), n=8, cutoff=0.0))

@@ -8,7 +8,6 @@ saved next to the model and served, without the user's code.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import math
 import operator
@@ -23,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base import plugins
+from shardline.trainer.base.deserialize import nearest
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.examples import Inputs, Targets, make_probe_rows
 from shardline.trainer.keras_compat.tensorflow_internals import check_saved_model
@@ -114,8 +114,8 @@ def class_weights(setting: str | Mapping[str, Any], manifest: Manifest) -> tuple
     names = manifest.class_names
     for name, weight in setting.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=8, cutoff=0.0)
-            raise SettingsError(f"class_weights: the dataset has no class {name!r}, it has {', '.join(near)}")
+            near = nearest(name, names)
+            raise SettingsError(f"class_weights: the dataset has no class {name!r}, it has {near}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise SettingsError(f"class_weights: {name!r} must be a number of at least 0, got {weight!r}")
     return tuple(float(setting.get(name, 1.0)) for name in names)

@@ -11,7 +11,6 @@ multilayer perceptron of its columns, mlp, and a bag of words of a text column, 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardline.trainer.base import files, plugins, progress
+from shardline.trainer.base.deserialize import nearest
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.plugins import KERAS_PREFIX
 from shardline.trainer.keras_compat.keras_internals import short_message
@@ -170,8 +170,8 @@ def find_application(name: str) -> Application:
     known: dict[str, Application] = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=8, cutoff=0.0)
-    raise ModelError(f"unknown model {KERAS_PREFIX + name!r}; keras.applications has {', '.join(near)}, ...")
+    near = nearest(name, known)
+    raise ModelError(f"unknown model {KERAS_PREFIX + name!r}; keras.applications has {near}, ...")
 
 
 def build_application(

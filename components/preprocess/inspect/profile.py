@@ -1,7 +1,7 @@
-"""Statistics of a dataset: the profile of its values, and its manifest and classes as text or JSON.
+"""Statistics of a dataset: the profile of its values, and its manifest and classes as text, JSON or a page.
 
 A profile is the distribution of the values of a split, small enough to be stored with a model. The dataset
-card and `stats` show it, a schema is drafted from it, and `shardline.components.validate.metrics.drift`
+card (a page) and `stats` show it, a schema is drafted from it, and `components.validate.metrics.drift`
 compares later data with it, without the original data.
 """
 
@@ -12,21 +12,39 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardline.components import text
-from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.inspect import Columns, read_sample
-from shardline.components.preprocess.schema.schema import INTEGER, LIST, MAX_MISSING, NUMBER, STRING
-from shardline.components.preprocess.schema.targets import MOST_CLASSES, SHARE
+from shardline.components.preprocess.images import read_header
+from shardline.components.preprocess.lazy import pa, pc
+from shardline.components.preprocess.schema import MAX_MISSING, are_classes
+from shardline.components.preprocess.tfrecord import read_batches
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import DatasetError, printable
-from shardline.trainer.manifest import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label, Manifest, Spread
+from shardline.trainer.base.errors import DatasetError, SourceError, printable
+from shardline.trainer.base.progress import Meter
+from shardline.trainer.manifest import (
+    CLASS,
+    LABEL,
+    MULTILABEL,
+    REGRESSION,
+    Feature,
+    Label,
+    Manifest,
+    Shard,
+    Spread,
+)
+
+if TYPE_CHECKING:
+    from shardline.components.html import Picture, Rows
+
+
+#: The values of each feature in some records, as lists of the feature's length.
+Columns = Mapping[str, Any]
 
 #: Texts are counted by so many characters of their beginning.
 LONGEST_VALUE = 100
@@ -35,6 +53,8 @@ LONGEST_VALUE = 100
 _QUANTILES = 500
 # Most different texts that are counted.
 _MOST_TEXTS = 10_000
+# Records of a sample, and bytes after which it ends.
+_SAMPLE, _SAMPLE_BYTES = 2_000, 128 << 20
 _SIDE = 64
 _MOST = 1 << 53
 _FREQUENT = 3
@@ -95,6 +115,34 @@ class Profile:
         files.write_json(path, {"format": "shardline.profile", "format_version": 1, **asdict(self)})
 
 
+def read_sample(
+    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, whole: bool = False
+) -> Iterator[Columns]:
+    """Yields the first records of up to 16 shards, about 2,000 in all, of large ones fewer; or the whole.
+
+    They are a random sample, as shards are written in the order of hashes. Raises DatasetError if a shard
+    cannot be read.
+    """
+    report, most = Meter("read", manifest.records, topic="dataset").advance if whole else None, None
+    if not whole:
+        shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
+        most = -(-_SAMPLE // len(shards))
+    for shard in shards:
+        size = 0
+        try:
+            for batch in read_batches(directory / shard.file, manifest.features, report, most):
+                for fault in batch.faults.values():
+                    raise SourceError(f"a record {fault}")
+                yield batch.columns
+                size += batch.bytes
+                if not whole and size >= _SAMPLE_BYTES // len(shards):
+                    break
+        except (SourceError, OSError) as error:
+            raise DatasetError(
+                f"cannot read {shard.file}: {error}; 'shardline dataset verify {directory}' lists all damage"
+            ) from None
+
+
 def make_profile(
     directory: Path, manifest: Manifest, split: str = "train", *, whole: bool = False
 ) -> Profile:
@@ -132,9 +180,6 @@ def measure(columns: Columns, manifest: Manifest, without: Collection[str] = ())
 
     Left out are the key, labels that are classes, vectors, and those that are named.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     measured: dict[str, Any] = {}
     labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
@@ -165,8 +210,6 @@ def summarize(
     split: str = "train",
 ) -> Profile:
     """Returns the profile of measured examples, with the number of examples by label and class."""
-    import pyarrow as pa
-
     numbers = {}
     categories = {
         name: Categories(sum(counts.values()), dict(counts))
@@ -284,16 +327,16 @@ def draft(manifest: Manifest, found: Profile) -> dict[str, Any]:
             names = number_names(label).items()
             fields += [_number_field(output, numbers[name], whole=False) for output, name in names]
         else:
-            kind = STRING if label.kind == CLASS else LIST
+            kind = "string" if label.kind == CLASS else "list"
             fields.append({"name": label.name, "type": kind, "constraints": {"enum": list(label.outputs)}})
     for feature in manifest.columns:
         if lengths := numbers.get(f"{feature.name} length") if feature.dtype == "string" else None:
             counts = found.categories[feature.name].counts if feature.name in found.categories else {}
             values = sorted(filter(None, counts))
             short = lengths.spread is not None and lengths.spread.largest <= LONGEST_VALUE
-            few = short and 0 < len(values) <= min(MOST_CLASSES, SHARE * lengths.examples)
+            few = short and bool(values) and are_classes(len(values), lengths.examples)
             constraints = {"enum": values} if few else {}
-            fields.append(_draft_field(feature.name, STRING, constraints, lengths.zeros / lengths.examples))
+            fields.append(_draft_field(feature.name, "string", constraints, lengths.zeros / lengths.examples))
         elif feature.name in numbers:
             fields.append(_number_field(feature.name, numbers[feature.name], whole=feature.dtype == "int64"))
     origin = f"Drafted from {manifest.records:,} examples of {manifest.source}; edit what they do not show."
@@ -305,7 +348,7 @@ def _number_field(name: str, column: Numbers, *, whole: bool) -> dict[str, Any]:
     if column.spread:
         low, high = _widened(column.spread.least, column.spread.largest, whole=whole)
         constraints |= {"minimum": low, "maximum": high}
-    return _draft_field(name, INTEGER if whole else NUMBER, constraints, column.missing / column.examples)
+    return _draft_field(name, "integer" if whole else "number", constraints, column.missing / column.examples)
 
 
 def _draft_field(name: str, kind: str, constraints: dict[str, Any], missing: float) -> dict[str, Any]:
@@ -449,3 +492,160 @@ def describe_feature(feature: Feature) -> str:
 def _counted(amounts: Mapping[str, int]) -> str:
     """Formats counts by name: "3 cmyk, 1 alpha", or "none"."""
     return printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"
+
+
+# The card.
+_CARD_SIDE = 96
+_ROWS_SHOWN, _LONGEST = 10, 300
+# A sample of more columns has a row for each of them, and fewer examples.
+_ACROSS, _EXAMPLES_ACROSS = 8, 4
+_BINS = 24
+
+
+def render_card(directory: Path, manifest: Manifest) -> str:
+    """Renders the card of a finished dataset: an HTML page without network or script.
+
+    The numbers are the manifest's. Sample images and columns are from the first records of some shards, a
+    random sample as shards are written in the order of hashes. The same dataset gives the same page. Raises
+    DatasetError if a shard cannot be read.
+    """
+    from shardline.components.html import fact_rows, render_page
+
+    counted = [class_table(label, manifest) for label in manifest.labels if label.class_names]
+    drawn = [row[0] for row in counted[0].rows] if manifest.is_classes else []
+    features = [
+        (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
+    ]
+    settings = [(name, text.hide_directories(value)) for name, value in fact_rows(manifest.settings)]
+    # Number, split, and its smallest, largest, mean value and standard deviation.
+    spreads = []
+    for label in (label for label in manifest.labels if label.kind == REGRESSION):
+        for index, output in enumerate(label.outputs):
+            unit = f" [{label.units[index]}]" if label.units and label.units[index] else ""
+            for name, split in manifest.splits.items():
+                values = astuple(split.labels[label.name].spreads[index])
+                spreads.append((f"{output}{unit}", name, *(f"{value:,.6g}" for value in values)))
+    return render_page(
+        Path(__file__).with_name("card.html.j2"),
+        manifest=manifest,
+        public=text.hide_directories,
+        records=manifest.records,
+        numbers=_amounts(manifest),
+        size=text.size,
+        classes=counted,
+        spreads=spreads,
+        sample=_read_card_sample(directory, manifest, drawn),
+        titles=(NUMBER_TITLES, TEXT_TITLES),
+        uncounted=[
+            each.name for each in manifest.columns if each.shape or each.name == manifest.time_feature
+        ],
+        tables=[("Settings", settings), ("Features", features)],
+    )
+
+
+def _amounts(manifest: Manifest) -> Rows:
+    images = [feature for feature in manifest.features if feature.name == "image"]
+    names = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}
+    return [
+        ("examples", f"{manifest.records:,}"),
+        *(
+            (
+                names[label.kind] + ("" if label.name == LABEL else f" of {label.name}"),
+                f"{len(label.outputs):,}",
+            )
+            for label in manifest.labels
+        ),
+        *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
+        ("stored", text.size(sum(split.bytes for split in manifest.splits.values()))),
+        ("left out", f"{sum(manifest.rejected.values()):,}"),
+        ("exact repeats", f"{manifest.duplicates.examples:,}"),
+    ]
+
+
+def _targets(columns: Columns, label: Label) -> list[str]:
+    rows = columns[label.name].to_pylist()
+    if label.kind == CLASS:
+        return [label.outputs[index] for (index,) in rows]
+    if label.kind == REGRESSION:
+        return [", ".join(map(value_text, row)) for row in rows]
+    return [", ".join(name for name, has in zip(label.outputs, row, strict=True) if has) for row in rows]
+
+
+def _read_card_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> dict[str, Any]:
+    """Reads the first records of some shards, about 2,000 in all, as a sample for the template.
+
+    Returns their number `records`; some `pictures` with their keys by class, of the named ones, or "examples"
+    without classes; without images some examples as `rows` below `columns`; and the table rows of columns of
+    `numbers`, with histograms, and of `texts`.
+    """
+    image = next((feature for feature in manifest.features if feature.name == "image"), None)
+    others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
+    each, records = 6 if len(classes) <= 10 else 4, 0
+    measured, rows = list[Mapping[str, Any]](), list[list[str]]()
+    pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
+    for columns in read_sample(directory, manifest, manifest.shards):
+        measured.append(measure(columns, manifest, {manifest.time_feature}))
+        keys = [value_text(key) for (key,) in columns["key"].to_pylist()]
+        records += len(keys)
+        targets = [_targets(columns, label) for label in manifest.labels]
+        if image is None:
+            shown = (columns[name].slice(0, _ROWS_SHOWN).to_pylist() for name in others)
+            cells = ([", ".join(map(value_text, row)) for row in values] for values in shown)
+            found = zip(keys, *targets, *cells, strict=False)
+            cut = [[text.truncate(cell, _LONGEST) for cell in row] for row in found]
+            rows += cut[: _ROWS_SHOWN - len(rows)]
+            continue
+        names = targets[0] if manifest.is_classes else ["examples"] * len(keys)
+        for key, name, encoded in zip(keys, names, columns["image"].flatten(), strict=True):
+            if len(pictures.get(name, [None] * each)) < each:
+                pictures[name].append((key, _picture(encoded.as_py(), image)))
+    # A regression label without a name of its own has the names of its outputs.
+    titles = [
+        ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
+        for label in manifest.labels
+    ]
+    heads = ["key", *(["class"] if manifest.is_classes else titles), *others]
+    if rows and len(heads) > _ACROSS:
+        heads, *rows = map(list, zip(heads, *rows[:_EXAMPLES_ACROSS], strict=True))
+    profiled = summarize(measured, {})
+    numbers, texts = tables(profiled, manifest, "{:,.6g}".format)
+    return {
+        "records": records,
+        "pictures": pictures,
+        "rows": rows,
+        "columns": heads,
+        "numbers": [(row, _histogram(profiled.numbers[name].values)) for name, row in numbers.items()],
+        "texts": texts,
+    }
+
+
+def _histogram(values: Sequence[float | None]) -> str:
+    """Draws a histogram of numbers, in a box of 100 x 100, as the `d` of an SVG path."""
+    counts = np.histogram([value for value in values if value is not None], _BINS)[0]
+    heights, width = 100 * counts / max(1, counts.max()), 100 / _BINS
+    return "".join(
+        f"M{index * width:.2f} {100 - height:.2f}h{width:.2f}v{height:.2f}h-{width:.2f}z"
+        for index, height in enumerate(heights.tolist())
+    )
+
+
+def _picture(encoded: bytes, image: Feature) -> Picture:
+    """Draws an image of a record; one that cannot be decoded as a box that says so."""
+    from PIL import Image, ImageDraw
+
+    from shardline.components.html import make_picture
+
+    try:
+        if image.encoding != "raw":
+            return make_picture(encoded, _CARD_SIDE)
+        height, width, channels = (side or 0 for side in image.shape)
+        pixels = Image.frombytes("L" if channels == 1 else "RGB", (width, height), encoded)
+    except Exception:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+        pixels = Image.new("L", (_CARD_SIDE, _CARD_SIDE // 2), 224)
+        ImageDraw.Draw(pixels).multiline_text((8, 8), "cannot be\ndecoded", fill=96)
+    return make_picture(pixels, _CARD_SIDE)
+
+
+def value_text(value: bytes | float) -> str:
+    """Returns a value of a feature as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"

@@ -68,7 +68,7 @@ class ImageReader:
             os.close(self._files.popitem()[1])
 
     def prefetch(self, records: Iterable[Fields]) -> None:
-        """Prefetches the images of records that are in a bucket; then `read` must be called for each."""
+        """Prefetches the images of records in a bucket; then `read_image` must be called for each."""
         if len(self._locations) == 1:  # that of examples without an image
             return
         with_image = (record for record in records if record.location != NO_LOCATION)
@@ -82,17 +82,17 @@ class ImageReader:
         if not any(map(files.bucket_uri, directories)):
             return
 
-        prefetched = ordered_map(self.read, chain([first], with_image))
+        prefetched = ordered_map(self.read_image, chain([first], with_image))
 
-        def read(_: Fields) -> bytes:
+        def read_next(_: Fields) -> bytes:
             if isinstance(data := next(prefetched), Exception):
                 raise data
             return data
 
-        self.read = read  # type: ignore[method-assign,assignment]
+        self.read_image = read_next  # type: ignore[method-assign,assignment]
         self._is_prefetching = True
 
-    def read(self, record: Fields) -> bytes:
+    def read_image(self, record: Fields) -> bytes:
         """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
         key, path, _, _, location, offset, length = record
         if length > WHOLE_FILE:
@@ -119,7 +119,7 @@ class ImageReader:
             return
         batch, held = list[bytes](), 0
         for record in block.fields():
-            data = b"" if record.location == NO_LOCATION else self.read(record)
+            data = b"" if record.location == NO_LOCATION else self.read_image(record)
             batch.append(data)
             held += len(data)
             if held >= size:
@@ -231,7 +231,7 @@ class ImageLocator:
             return b""
         if self.locations[location].kind == "spool":
             return self._kept
-        return self._reader.read(Fields(key, path, b"", 0, location, offset, length))
+        return self._reader.read_image(Fields(key, path, b"", 0, location, offset, length))
 
     def _whole_file(
         self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE

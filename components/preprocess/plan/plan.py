@@ -13,7 +13,7 @@ from struct import iter_unpack
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.images import Codec
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.records import (
@@ -160,6 +160,13 @@ class Survey:
     existing: frozenset[str | None]
     numbers_copies: bool
 
+    def points(self, block: Records) -> Numbers:
+        """Returns the points of examples, from their keys, or with the key "content" from their content."""
+        keys: Iterable[bytes] = block.keys()
+        if self.plan.settings.key == "content":
+            keys = (key for (key,) in iter_unpack(f"{KEY_BYTES}s", records.key_hash_bytes(block.heads)))
+        return digests(keys, self.plan.settings.split_salt)[1]
+
 
 def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     """Writes the records of all shards into the work directory and returns the planned shards."""
@@ -185,7 +192,7 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
             for number in np.flatnonzero(heads[1:] == heads[:-1]).tolist():
                 raise _duplicate_key(block.keys()[number])
         if stratified:
-            block.heads["code"] = stratified.codes(_points(block, settings))
+            block.heads["code"] = stratified.codes(found.points(block))
         for split, count in counts.items():
             members = np.flatnonzero(codes[split][block.heads["code"]])
             for name, part in zip(
@@ -231,18 +238,10 @@ def _blocks(found: Survey) -> Iterator[Records]:
         yield block.renamed(keys) if keys else block
 
 
-def _points(block: Records, settings: PreprocessSettings) -> Numbers:
-    """Returns the points of examples, from their keys, or with the key "content" from their content."""
-    keys: Iterable[bytes] = block.keys()
-    if settings.key == "content":
-        keys = (key for (key,) in iter_unpack(f"{KEY_BYTES}s", records.key_hash_bytes(block.heads)))
-    return digests(keys, settings.split_salt)[1]
-
-
 def _stratified_split(found: Survey) -> StratifiedSplit:
     points, labels = [], []
     for block in _blocks(found):
-        points.append(_points(block, found.plan.settings))
+        points.append(found.points(block))
         labels.append(block.heads["label"].copy())
     return StratifiedSplit(np.concatenate(points), np.concatenate(labels), found.plan.settings.split)
 

@@ -20,21 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from shardline.components.preprocess.example import OWN_FEATURES, encode
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.example_columns import ExampleColumns
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator, ImagePosition
 from shardline.components.preprocess.plan.plan import Plan, Survey
 from shardline.components.preprocess.plan.records import HEAD, Numbers, Records, SplitCodes, digests
 from shardline.components.preprocess.process_pool import Processes, Report
-from shardline.components.preprocess.schema.anomalies import SchemaCheck
-from shardline.components.preprocess.schema.schema import Schema
-from shardline.components.preprocess.schema.schema import read as read_schema
+from shardline.components.preprocess.schema import Schema, SchemaCheck, read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.columns import Scan
-from shardline.components.preprocess.sources.example import Batch, Source, prefetched, without
-from shardline.components.preprocess.sources.table import TableRows
+from shardline.components.preprocess.sources import Scan, TableRows, open_source
+from shardline.components.preprocess.sources.example import (
+    OWN_FEATURES,
+    Batch,
+    ExampleColumns,
+    Source,
+    prefetched,
+    without,
+)
+from shardline.components.preprocess.tfrecord import encode
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.text import enumerate_names
 from shardline.trainer.base import deserialize, plugins
@@ -121,15 +123,15 @@ def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) 
         )
 
 
-def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> None:
+def check_anomalies(plan: Plan) -> None:
     """Reports each anomaly in a line; raises SourceError if one blocks, unless on_anomaly is "warn"."""
-    for anomaly in found:
+    for anomaly in plan.anomalies:
         report("preprocess", f"anomaly: {anomaly}")
-    blocking = [anomaly for anomaly in found if anomaly.blocks]
-    if blocking and settings.on_anomaly == "fail":
+    blocking = [anomaly for anomaly in plan.anomalies if anomaly.blocks]
+    if blocking and plan.settings.on_anomaly == "fail":
         named = enumerate_names([f"{anomaly.column} ({anomaly.problem})" for anomaly in blocking])
         raise SourceError(
-            f"the source does not fit the schema {settings.schema}: {named} (see the log); correct "
+            f"the source does not fit the schema {plan.settings.schema}: {named} (see the log); correct "
             "the data or the schema, or continue with on_anomaly=warn"
         )
 
@@ -189,7 +191,7 @@ class Targets:
             of = np.maximum if self.counts[name].ndim > 1 else np.add
             self.counts[name] = of(self.counts[name], found)
 
-    def check(self, count: int) -> None:
+    def check_varied(self, count: int) -> None:
         """Refuses labels that are the same for all `count` examples: a constant cannot be learned."""
         for label in self._labels:
             counts = np.atleast_2d(self.counts[label.name]).T.tolist()
@@ -240,7 +242,7 @@ class Rejected:
             lines = (json.dumps({"file": name, "reason": reason}) + "\n" for name, reason in self.found)
             path.write_text("".join(sorted(lines)))
 
-    def check(self, records_in: int, largest_fraction: float) -> None:
+    def check_fraction(self, records_in: int, largest_fraction: float) -> None:
         """Raises SourceError if too many were left out, with the most frequent reason and an example."""
         total = len(self.found)
         if total <= largest_fraction * records_in:
@@ -253,14 +255,15 @@ class Rejected:
         )
 
 
-def survey(
+def survey_source(
     settings: PreprocessSettings, work: WorkDirectory, processes: Processes, rejected: Rejected
 ) -> Survey:
     """Reads the source once; images that are files, or in files, only position their content is the key.
 
     Rows of a table without images are read by all processes, batch by batch in turn.
 
-    Raises SourceError for a source without examples or with fewer than two classes, and for invalid examples.
+    Raises SourceError for a source without examples or with fewer than two classes, for invalid examples, and
+    for those that do not fit the schema.
     """
     surveyed, schema = time.time_ns(), read_schema(settings.schema) if settings.schema else None
     source = open_source(settings, schema)
@@ -280,20 +283,17 @@ def survey(
             plan.save(work.plan)
             arguments = work.arguments | {"scan": asdict(source.scan)}
             items = list(map(str, range(source.batch_count)))
-            for state in processes.run(survey_batches, arguments, items, meter.advance).values():
+            for state in processes.run_job(survey_batches, arguments, items, meter.advance).values():
                 builder.merge(state)
             builder.check_rows(source.scan.rows)
         else:
             builder.add_all(source, meter)
-        builder.check()
+        builder.check_examples()
         locations = tuple(images.locations)
     counts = builder.counts
-    plan = replace(
-        plan,
-        places=locations,
-        records_in=int(counts.sum()) + len(rejected.found),
-        anomalies=builder.anomalies(),
-    )
+    records_in, anomalies = int(counts.sum()) + len(rejected.found), builder.anomalies()
+    plan = replace(plan, places=locations, records_in=records_in, anomalies=anomalies)
+    check_anomalies(plan)
     return Survey(plan, buckets, counts.tolist(), frozenset(builder.existing), builder.numbers_copies)
 
 
@@ -513,7 +513,7 @@ class _RecordBuilder:
                 "writes to it"
             )
 
-    def check(self) -> None:
+    def check_examples(self) -> None:
         """Refuses examples that together make no dataset."""
         count = int(self.counts.sum())
         if not count + len(self._rejected.found):
@@ -522,7 +522,7 @@ class _RecordBuilder:
             raise SourceError(
                 f"all {count:,} examples are of one group of {self._group!r}: no split can be made of it"
             )
-        self._targets.check(count)
+        self._targets.check_varied(count)
         if self._settings.stratify:
             check_stratified(self._labels, self.existing)
         if self._rounded:

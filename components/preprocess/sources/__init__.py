@@ -1,6 +1,7 @@
-"""Sources of labelled examples, each named by a source string (`open_source`).
+"""Sources of labelled examples, each named by a source string: a new form is added in `open_source`.
 
-A source is a small Protocol that a user's own class, named by an import string, may implement too.
+A source is a small Protocol, `example.Source`, that a user's own class, named by an import string, may
+implement too. `example` and `bigquery` are imported by their names; all others of the face, which is below.
 
 It may import `schema`, `tfrecord`, `images` and `storage`, and nothing else of `preprocess`.
 """
@@ -8,20 +9,32 @@ It may import `schema`, `tfrecord`, `images` and `storage`, and nothing else of 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 from typing import TYPE_CHECKING, cast
 
+from shardline.components.preprocess.sources.columns import (
+    ColumnUse,
+    Scan,
+    TypedColumns,
+    is_pattern,
+    open_table,
+)
+from shardline.components.preprocess.sources.table import Table, TableRows
+from shardline.components.preprocess.sources.text_formats import TIME_PARTS
 from shardline.trainer.base import plugins
+from shardline.trainer.base.deserialize import nearest
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.manifest import LABEL, REGRESSION
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.schema.schema import Schema
+    from shardline.components.preprocess.schema import Schema
     from shardline.components.preprocess.settings import PreprocessSettings
-    from shardline.components.preprocess.sources.columns import Scan
     from shardline.components.preprocess.sources.example import Source
+
+__all__ = [
+    "KNOWN_FORMS", "TIME_PARTS", "ColumnUse", "Scan", "TableRows", "TypedColumns", "check_form",
+    "is_pattern", "is_plugin", "open_source", "open_table",
+]  # fmt: skip
 
 #: The forms of a source string; the last is a user's own class or function without arguments.
 KNOWN_FORMS = (
@@ -47,47 +60,34 @@ def open_source(
         SourceError: The source is unknown or cannot be opened.
         SettingsError: A setting does not apply to the source.
     """
-    form, _, rest = settings.source.partition(":")
-    check_form(settings.source)
+    source, (form, _, rest) = settings.source, settings.source.partition(":")
+    check_form(source)
     _check_used(settings, form)
-    if settings.source == "digits" or form in ("tfds", "images", "text"):
+    use = ColumnUse.of(settings)
+    if source == "digits" or form in ("tfds", "images", "text"):
         from shardline.components.preprocess.sources.directories import Digits, Texts, Tfds, open_directory
 
         if form in ("images", "text"):
-            files = open_directory(rest, settings)
+            files = open_directory(rest, settings.labels, use)
             return Texts(files) if form == "text" else files
         return Tfds(rest, data_dir=settings.data_dir) if form == "tfds" else Digits()
     if form == "tfrecord":
         from shardline.components.preprocess.sources.tfrecord import open_tfrecords
 
-        return open_tfrecords(rest, settings, scan)
+        return open_tfrecords(rest, use, scan)
     if form == "table":
-        from shardline.components.preprocess.sources.table import Table
-
-        return Table(rest, settings, {**_expected(settings, schema), **settings.columns}, scan)
+        return Table(rest, use.expecting(schema) if schema else use, scan)
     if form == "bigquery":
         from shardline.components.preprocess.sources.bigquery import BigQuery
 
-        return BigQuery(settings)
-    make = plugins.load(settings.source, "source", SourceError, known=KNOWN_FORMS)
-    what = f"source {settings.source!r}"
-    if not callable(make):
-        raise SourceError(f"{what} is a {type(make).__name__}, not a class or function")
-    with plugins.calling(f"{what} cannot be made", SourceError):
-        source = make()
-        for member in ("class_names", "__iter__"):
-            if not hasattr(source, member) and not (member == "class_names" and hasattr(source, "labels")):
-                raise SourceError(
-                    f"{what} gives a {type(source).__name__} without {member}; a source has class_names, or "
-                    "labels, and yields Examples when iterated"
-                )
-    return cast("Source", source)
+        return BigQuery(source, use)
+    return _load_plugin(source)
 
 
 def _check_used(settings: PreprocessSettings, form: str) -> None:
+    """Raises SettingsError for a setting that does not apply to the source."""
     files, rows = ("images", "text"), ("table", "bigquery", "tfrecord")
-    listed = files if settings.labels else ()
-    forms = "tfrecord:GLOB, table:PATH and bigquery:TABLE"
+    listed, forms = files if settings.labels else (), "tfrecord:GLOB, table:PATH and bigquery:TABLE"
     for name, of, known in (
         ("labels", files, "images:DIR and text:DIR"),
         ("features", rows, forms),
@@ -99,21 +99,21 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
             raise SettingsError(f"{name} is for {known}, the source is {settings.source!r}; leave it out")
 
 
-def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
-    from shardline.components.preprocess.schema import labels
-    from shardline.components.preprocess.schema.schema import TYPES
-
-    fields = schema.fields.values() if schema else ()
-    expected = {
-        settings.features.get(field.name, field.name): f"{TYPES[field.type]}?"
-        for field in fields
-        if field.type in TYPES and field.name not in ("key", LABEL, settings.label_column)
-    }
-    for label in labels.parse(settings.label):
-        for column in label.columns:
-            expected.pop(column, None)
-            expected |= {column: "number?"} if label.kind == REGRESSION else {}
-    return expected
+def _load_plugin(reference: str) -> Source:
+    """Returns the source that a user's own class or function makes."""
+    make = plugins.load(reference, "source", SourceError, known=KNOWN_FORMS)
+    what = f"source {reference!r}"
+    if not callable(make):
+        raise SourceError(f"{what} is a {type(make).__name__}, not a class or function")
+    with plugins.calling(f"{what} cannot be made", SourceError):
+        source = make()
+        for member in ("class_names", "__iter__"):
+            if not hasattr(source, member) and not (member == "class_names" and hasattr(source, "labels")):
+                raise SourceError(
+                    f"{what} gives a {type(source).__name__} without {member}; a source has class_names, or "
+                    "labels, and yields Examples when iterated"
+                )
+    return cast("Source", source)
 
 
 def is_plugin(source: str) -> bool:
@@ -136,8 +136,8 @@ def check_form(source: str) -> None:
         return
     if source == KNOWN_FORMS[0] or (rest and form in _FORMS):
         return
-    close = difflib.get_close_matches(form.lower(), (*_FORMS, KNOWN_FORMS[0]), n=1, cutoff=0.75)
-    near, path = next((f"{name}:{rest}" if rest else name for name in close), ""), rest or form
+    close = nearest(form.lower(), (*_FORMS, KNOWN_FORMS[0]), 1, 0.75)
+    near, path = f"{close}:{rest}" if close and rest else close, rest or form
     if not near and (_TABLE.search(path) or os.path.isdir(path)):
         near = f"{'table' if _TABLE.search(path) else 'images'}:{path}"
     if _PLUGIN.fullmatch(source):

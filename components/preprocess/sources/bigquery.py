@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-from shardline.components.preprocess.example import encode
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.lazy import pa
 from shardline.components.preprocess.sources.columns import (
     NO_TYPES,
+    ColumnUse,
     Rows,
     Scan,
     TypedColumns,
@@ -281,8 +281,6 @@ class QueryColumns(TypedColumns):
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, in any order of the rows."""
-        import pyarrow as pa
-
         session = self._service.session(self._table, names, self._reference)
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
         streams = (_read_stream(self._service.reader, stream.name) for stream in session.streams)
@@ -313,9 +311,9 @@ class BigQuery(TableRows):
         PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
-    def __init__(self, settings: PreprocessSettings) -> None:
-        self._own = QueryColumns(settings.source, settings.columns)
-        super().__init__(parse(settings.source).name, self._own, settings, ("string", "bytes"))
+    def __init__(self, source: str, use: ColumnUse) -> None:
+        self._own = QueryColumns(source, use.types)
+        super().__init__(parse(source).name, self._own, use, ("string", "bytes"))
         self.numbers_copies = "key" not in self._names
 
     def report(self) -> None:
@@ -325,11 +323,12 @@ class BigQuery(TableRows):
 
     def cost(self) -> str:
         """Describes what reading the rows is billed for."""
-        times = [self._settings.split_by_time] if self._settings.split_by_time else []
-        return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
+        return f"{self._own.cost(self._used())}; see {_PRICES}"
 
     def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
         import xxhash  # not installed where pipelines are only compiled
+
+        from shardline.components.preprocess.tfrecord import encode
 
         values = {
             name: column.fill_null(0) if column.null_count else column

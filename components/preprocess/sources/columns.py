@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from shardline.components.preprocess.example import Kind
-from shardline.components.preprocess.schema.targets import LARGEST_FLOAT
+from shardline.components.preprocess.lazy import pa, pc
+from shardline.components.preprocess.schema import LARGEST_FLOAT, LabelSetting, Schema, parse_labels
 from shardline.components.preprocess.sources.formats import (
     Block,
     Quotes,
@@ -23,10 +23,14 @@ from shardline.components.preprocess.sources.formats import (
     csv_batches,
     find_format,
 )
-from shardline.components.preprocess.sources.forms import Form, TextScan, is_wide
+from shardline.components.preprocess.sources.text_formats import TextFormat, TextScan, is_wide
 from shardline.components.storage import match_files, resolve
 from shardline.trainer.base.errors import SourceError, printable
-from shardline.trainer.manifest import COLUMN_TYPES
+from shardline.trainer.manifest import COLUMN_TYPES, LABEL, REGRESSION
+
+if TYPE_CHECKING:
+    from shardline.components.preprocess.settings import PreprocessSettings
+
 
 #: Types of columns by name, as in `Scan.types`.
 Types = Mapping[str, str]
@@ -37,6 +41,61 @@ NO_TYPES: Types = MappingProxyType({})
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Part of a path such as year=2026/month=11/part-0.parquet.
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
+
+
+@dataclass(frozen=True)
+class ColumnUse:
+    """What the columns of a table are used for.
+
+    Attributes:
+        features: Columns of features by Shardline's names, image and key among them; {} for all others.
+        label: Columns to predict, as in the setting.
+        types: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
+            inferred from the values, and these do not contradict it.
+        group: Feature whose equal values stay in one split.
+        time, split, gap: Column of times that decides the split, the shares, and the time left out between.
+    """
+
+    features: Mapping[str, str]
+    label: str
+    types: Types
+    group: str
+    time: str
+    split: Mapping[str, float]
+    gap: str
+
+    @classmethod
+    def of(cls, settings: PreprocessSettings) -> ColumnUse:
+        """Returns what settings say of columns."""
+        features, types, time = settings.features, settings.columns, settings.split_by_time
+        return cls(features, settings.label, types, settings.group, time, settings.split, settings.split_gap)
+
+    @property
+    def targets(self) -> Sequence[LabelSetting]:
+        """The labels to predict; without the setting, the column that `features` or its own name says."""
+        return parse_labels(self.label) or (LabelSetting("", (self.features.get(LABEL, LABEL),)),)
+
+    @property
+    def target_columns(self) -> list[str]:
+        """The columns to predict."""
+        return [column for target in self.targets for column in target.columns]
+
+    def column(self, name: str) -> str:
+        """Returns the column of a feature."""
+        return self.features.get(name, name)
+
+    def expecting(self, schema: Schema) -> ColumnUse:
+        """Returns the use with the types of a schema, where it says none itself and the values fit."""
+        expected = {
+            self.column(name): f"{kind}?"
+            for name, kind in schema.column_types.items()
+            if name not in ("key", LABEL)
+        }
+        for column in self.target_columns:
+            expected.pop(column, None)
+        for label in self.targets:
+            expected |= {column: "number?" for column in label.columns if label.kind == REGRESSION}
+        return replace(self, types={**expected, **self.types})
 
 
 class Rows(NamedTuple):
@@ -76,79 +135,76 @@ class Scan:
             other type, by column; with a length at the end, such as float32[3], for lists that all have it.
         gaps: Columns in which some rows are known to have no value.
         wide: Columns of whole numbers, some of which are known not to be exact as 32-bit floats.
-        forms: How values of text become those of the type, by column.
+        text_formats: How values of text become those of the type, by column.
         blocks: Rows that can be read apart from the others; none where that is not known.
         rows: Number of rows; 0 where that is not known.
-        stored: Kinds of the features of a tf.train.Example that have a value.
+        stored: Kinds of the features of a tf.train.Example that have a value, as `tfrecord.Kind`.
     """
 
     types: dict[str, str]
     gaps: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
-    forms: dict[str, Form] = field(default_factory=dict)
+    text_formats: dict[str, TextFormat] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     rows: int = 0
-    stored: dict[str, Kind] = field(default_factory=dict)
+    stored: dict[str, Any] = field(default_factory=dict)
 
 
 def kind_of(kind: Any) -> str:
     """Returns the type of a column, as in `Scan.types`, of a type of Arrow's; "" for one without values."""
-    import pyarrow.types as kinds
-
-    if kinds.is_dictionary(kind):
+    if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if kinds.is_null(kind):
+    if pa.types.is_null(kind):
         return ""
-    if kinds.is_integer(kind) or kinds.is_boolean(kind):
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
-    if kinds.is_floating(kind) or kinds.is_decimal(kind) or kinds.is_time(kind) or kinds.is_duration(kind):
+    if (
+        pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_duration(kind)
+    ):
         return "float32"
-    if kinds.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         return "time"
-    if kinds.is_date(kind):
+    if pa.types.is_date(kind):
         return "date"
-    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         of = kind_of(kind.value_type)
         return {"string": "strings", "": "lists"}.get(of, f"lists of {of}")
-    if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "string"
-    is_bytes = kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return "bytes" if is_bytes else " ".join(str(kind).split())[:60]
 
 
-def typed(values: Any, kind: str, form: Form | None = None) -> Any:
+def typed(values: Any, kind: str, form: TextFormat | None = None) -> Any:
     """Returns an array of Arrow's as one of a type of `Scan.types`, as in `Rows.columns`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if kinds.is_dictionary(values.type):
+    if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if form and form.kind != "string" and kind_of(values.type) == "string":
-        return typed(form.apply(values.cast(pa.string())), kind)
+        return typed(form.parse(values.cast(pa.string())), kind)
     base, _, width = kind.partition("[")
     if width:
         size, found = int(width[:-1]), values.cast(pa.list_(arrow_type(base)))
         fitting = pc.equal(pc.list_value_length(found), size)
         found = pc.if_else(fitting, found, pa.scalar(None, found.type))
         return found.cast(pa.list_(arrow_type(base), size))
-    if kinds.is_time(values.type):
+    if pa.types.is_time(values.type):
         return pc.divide(values.cast(pa.time64("us")).cast(pa.int64()).cast(pa.float64()), 3.6e9)
-    if kinds.is_duration(values.type):
+    if pa.types.is_duration(values.type):
         seconds = values.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.float64())
         return pc.divide(seconds, 1e6)
     wanted = arrow_type(kind)
     if wanted is None or values.type == wanted:
         return values
-    return values.cast(wanted, safe=not kinds.is_temporal(values.type))
+    return values.cast(wanted, safe=not pa.types.is_temporal(values.type))
 
 
 def arrow_type(kind: str) -> Any:
     """Returns Arrow's type of a column in `Rows.columns`; None for one that is not used."""
-    import pyarrow as pa
-
     # Floats are read with 64 bits and rounded to 32 when they are stored.
     text, time = pa.string(), pa.timestamp("us")
     known = {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}
@@ -173,9 +229,6 @@ class ColumnScan:
 
     def add(self, values: Any, path: str) -> None:
         """Adds the values of a batch; SourceError if their type is another than in the batches before."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         kind = kind_of(values.type)
         self.has_gaps = self.has_gaps or bool(values.null_count)
         if pa.types.is_uint64(values.type):
@@ -202,8 +255,6 @@ class ColumnScan:
 
     def _check_whole(self, numbers: Any, path: str) -> None:
         """Raises SourceError for whole numbers that are no longer themselves as floats."""
-        import pyarrow.compute as pc
-
         largest = pc.max(pc.abs(numbers)).as_py() or 0.0
         if 2.0**63 <= largest <= LARGEST_FLOAT and pc.all(pc.equal(numbers, pc.floor(numbers))).as_py():
             raise SourceError(
@@ -211,7 +262,7 @@ class ColumnScan:
                 "a float changes; write it as text"
             )
 
-    def finish(self) -> tuple[str, Form | None]:
+    def finish(self) -> tuple[str, TextFormat | None]:
         """Returns the type, and the form of text."""
         kind = self._kind or "float32"
         self.has_gaps = self.has_gaps or not self._kind
@@ -224,7 +275,7 @@ class ColumnScan:
             return f"{kind}, {min(self._sizes)} to {max(self._sizes)} values (pad them to one length)", None
         return override_type(kind, self._override), None
 
-    def _text_type(self) -> tuple[str, Form | None]:
+    def _text_type(self) -> tuple[str, TextFormat | None]:
         form = self._text.finish()
         self.has_gaps = self.has_gaps or form.has_gaps
         self.is_wide = form.is_wide
@@ -232,7 +283,7 @@ class ColumnScan:
             note = (
                 f"column {self._name!r} is text that holds numbers; --column {self._name}=number reads them"
             )
-            return "string", Form("string", note=note)
+            return "string", TextFormat("string", note=note)
         return form.kind, form
 
 
@@ -261,12 +312,12 @@ class TypedColumns:
         """Keeps text as it is in some columns where it would become a time, or with `numbers` a number."""
         changed = {
             name
-            for name, form in self.scan.forms.items()
+            for name, form in self.scan.text_formats.items()
             if name in names and (form.kind == "time" or (numbers and (form.decimal or form.fault)))
         }
         types = {name: "string" if name in changed else kind for name, kind in self.types.items()}
-        kept = {name: form for name, form in self.scan.forms.items() if name not in changed}
-        self.scan = replace(self.scan, types=types, forms=kept)
+        kept = {name: form for name, form in self.scan.text_formats.items() if name not in changed}
+        self.scan = replace(self.scan, types=types, text_formats=kept)
 
     def batches(self, names: Sequence[str], numbers: Iterator[int] | None = None) -> Iterator[Rows]:
         """Yields the values of some columns, row by row; only of some batches, whose numbers ascend."""
@@ -283,8 +334,7 @@ class Columns(TypedColumns):
 
     Args:
         paths: The files.
-        overrides: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
-            inferred from the values, and these do not contradict it.
+        overrides: Types of columns, as `ColumnUse.types`.
         root: Directory to which names of rows of several files are relative, and below which partitions are
             columns; else None.
         scan: What an earlier scan of the same files has found; None to scan them.
@@ -294,11 +344,7 @@ class Columns(TypedColumns):
     """
 
     def __init__(
-        self,
-        *paths: str,
-        overrides: Types = NO_TYPES,
-        root: str | None = None,
-        scan: Scan | None = None,
+        self, *paths: str, overrides: Types = NO_TYPES, root: str | None = None, scan: Scan | None = None
     ) -> None:
         self._paths, self._root = paths, root
         self._is_csv = csv_batches in map(find_format, paths)
@@ -329,14 +375,12 @@ class Columns(TypedColumns):
                     yield path, partitions, batch, block.first
 
     def _typed(self, name: str, own: Mapping[str, Any], partitions: Mapping[str, str], rows: int) -> Any:
-        import pyarrow as pa
-
         kind = self.types[name]
         if name in partitions:
             values = pa.repeat(pa.scalar(partitions[name]), rows)
         else:  # no row of a batch of JSON may have it
             values = own[name] if name in own else pa.nulls(rows)
-        return typed(values, kind, self.scan.forms.get(name))
+        return typed(values, kind, self.scan.text_formats.get(name))
 
     def _scan(self, overrides: Types) -> Scan:
         found, read, rows = dict[str, ColumnScan](), list[Block](), 0
@@ -367,8 +411,6 @@ class Columns(TypedColumns):
 
     def _all_columns(self, path: str, quotes: Quotes | None) -> Iterator[tuple[Block, Mapping[str, Any]]]:
         """Yields all columns of a file, batch by batch."""
-        import pyarrow as pa
-
         partitions = {name: pa.array([value]) for name, value in self._partitions(path).items()}
         for block, batch in find_format(path)(path, None, None, quotes):
             if twice := partitions.keys() & {*batch.schema.names}:
@@ -381,7 +423,7 @@ class Columns(TypedColumns):
 
 
 def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes]) -> Scan:
-    results, faults = dict[str, tuple[str, Form | None]](), list[SourceError]()
+    results, faults = dict[str, tuple[str, TextFormat | None]](), list[SourceError]()
     for name, column in found.items():
         try:
             results[name] = column.finish()
@@ -397,7 +439,7 @@ def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes]) -> S
         types=types,
         gaps=tuple(name for name, column in found.items() if column.has_gaps),
         wide=tuple(name for name, column in found.items() if column.is_wide),
-        forms={name: form for name, (_, form) in results.items() if form},
+        text_formats={name: form for name, (_, form) in results.items() if form},
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import itertools
 import operator
@@ -14,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import Columns, Rows
+from shardline.components.preprocess.lazy import np, pa
+from shardline.components.preprocess.schema import unknown_label
+from shardline.components.preprocess.sources.columns import Columns, ColumnUse, Rows
 from shardline.components.preprocess.sources.example import (
     BadExample,
     Batch,
@@ -26,16 +25,10 @@ from shardline.components.preprocess.sources.example import (
     read_remote,
 )
 from shardline.components.preprocess.sources.table import TableRows, inside
-from shardline.components.storage import (
-    File,
-    Storage,
-    as_source_error,
-    open_read,
-    ordered_map,
-    resolve,
-)
+from shardline.components.storage import File, Storage, as_source_error, open_read, ordered_map, resolve
 from shardline.components.text import reason
 from shardline.trainer.base import files, progress
+from shardline.trainer.base.deserialize import nearest
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.manifest import CLASS, LABEL, SPLITS, Feature, Label
 
@@ -55,25 +48,25 @@ _SPLIT, _MAYBE_SPLIT = (
 )
 
 
-def open_directory(directory: str, settings: PreprocessSettings) -> Source:
+def open_directory(directory: str, table: str, use: ColumnUse) -> Source:
     """Returns the files of a directory as images.
 
-    Without a table, the class is the folder directly under the directory, the key the path relative to it;
-    names that start with a dot are ignored. With the setting `labels`, that table lists the files in its
-    column path; `label` names the columns to predict, and `group` is a feature.
+    Without a table, "", the class is the folder directly under the directory, the key the path relative to
+    it; names that start with a dot are ignored. A table lists the files in its column path, and has the
+    columns to predict; the group is a feature.
 
     Raises:
         SourceError: The directory is missing or holds something else, or the table cannot be used.
     """
     root = resolve(directory)
-    if not settings.labels:
+    if not table:
         return ClassFolders(root)
     if not files.bucket_uri(root) and not os.path.isdir(root):
         raise SourceError(f"cannot read the directory {root!r}: it is not there")
-    if not settings.label:
-        columns = {LABEL: "text", **settings.columns}  # names of classes, even if they are numbers
-        settings = replace(settings, label=LABEL, columns=columns)
-    return ListedFiles(root, settings)
+    if not use.label:
+        types = {LABEL: "text", **use.types}  # names of classes, even if they are numbers
+        use = replace(use, label=LABEL, types=types)
+    return ListedFiles(root, resolve(table), use)
 
 
 class ClassFolders:
@@ -106,8 +99,6 @@ class ClassFolders:
 
     def batches(self) -> Iterator[Batch]:
         """Yields all examples, many at a time."""
-        import pyarrow as pa
-
         found = self._labelled()
         while some := list(itertools.islice(found, _FILES)):
             listed, classes = zip(*some, strict=True)
@@ -160,20 +151,18 @@ def _have_same_folders(root: str, names: Sequence[str]) -> bool:
 class ListedFiles(TableRows):
     """Files listed in the column path of a table, with labels of any kind; the key is the path."""
 
-    def __init__(self, root: str, settings: PreprocessSettings) -> None:
+    def __init__(self, root: str, table: str, use: ColumnUse) -> None:
         self._root, self._is_remote = root, bool(files.bucket_uri(root))
-        table = resolve(settings.labels)
-        columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
+        columns = Columns(table, overrides={_PATH: "text?", **use.types})
         if _PATH not in columns.types:
             names = printable(", ".join(columns.types))[:300]
             raise SourceError(f"{table!r} has the columns {names}; one called path is needed")
-        wanted = {column for label in labels.parse(settings.label) for column in label.columns}
-        wanted |= {settings.group} if settings.group else set()
+        wanted = {*use.target_columns, *filter(None, [use.group])}
         for column in wanted - columns.types.keys():
-            raise labels.unknown_label(table, column, columns.types, labelled=column != LABEL)
+            raise unknown_label(table, column, columns.types, labelled=column != LABEL)
         types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
         columns.scan = replace(columns.scan, types=types)
-        super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
+        super().__init__(table, columns, replace(use, features={"image": _PATH}), ("string",))
 
     def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
         return [self._row_name(rows, index, ()) for index in range(rows.size)]
@@ -256,7 +245,6 @@ class Digits:
 
     def __iter__(self) -> Iterator[Example]:
         # Imported late: it takes a second, and a check of the source does not need it.
-        import numpy as np
         from sklearn.datasets import load_digits
 
         loaded = load_digits()
@@ -322,8 +310,8 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
     try:
         builder = tfds.builder(name.replace(":", "/", 1), data_dir=data_dir or None)
     except tfds.core.DatasetNotFoundError:
-        similar = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        hint = f"; similar: {', '.join(similar)}" if similar else ""
+        similar = nearest(name, tfds.list_builders(with_community_datasets=False), 3, 0.6)
+        hint = f"; similar: {similar}" if similar else ""
         raise SourceError(f"TensorFlow Datasets has no {name!r}{hint}") from None
     except Exception as failure:  # a wrong name, config or version: ValueError, AssertionError and more
         raise SourceError(f"cannot open 'tfds:{name}': {_summary(failure)}") from failure

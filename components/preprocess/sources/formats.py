@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from shardline.components.preprocess.schema.targets import is_number
+from shardline.components.preprocess.lazy import np, pa, pc
+from shardline.components.preprocess.schema import is_number
 from shardline.components.storage import open_read
 from shardline.components.text import reason
 from shardline.trainer.base.errors import ShardlineError, SourceError
@@ -102,8 +103,6 @@ class _Text(contextlib.AbstractContextManager["_Text"]):
         self._path, compression = path, _suffixes(path)[1]
         self._file: Any = open_read(path)
         if compression:
-            import pyarrow as pa
-
             self._file = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), _CODECS[compression])
         mark = bytes(self._file.read(3))
         encoding = _BYTE_ORDER_MARKS.get(mark[:2])
@@ -127,7 +126,7 @@ class _Text(contextlib.AbstractContextManager["_Text"]):
                 break
         return self._ahead
 
-    def read(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         """Reads so many bytes, or what is left."""
         data = self.peek(size)[:size]
         self._ahead, self._offset = self._ahead[size:], self._offset + len(data)
@@ -137,9 +136,9 @@ class _Text(contextlib.AbstractContextManager["_Text"]):
         if self._can_seek and block.offset > self._offset + len(self._ahead):
             self._file.seek(self._start + block.offset)
             self._ahead, self._offset = b"", block.offset
-        while self._offset < block.offset and self.read(min(BLOCK, block.offset - self._offset)):
+        while self._offset < block.offset and self.read_bytes(min(BLOCK, block.offset - self._offset)):
             pass
-        return self.read(block.size)
+        return self.read_bytes(block.size)
 
     def blocks(
         self, wanted: Iterator[Block] | None, size: int, rows: Callable[[bytes], tuple[int, int]]
@@ -154,7 +153,7 @@ class _Text(contextlib.AbstractContextManager["_Text"]):
             return
         data, more, line = b"", b"-", 1
         while more:
-            more = self.read(max(size, len(data)))
+            more = self.read_bytes(max(size, len(data)))
             data += more
             end, opening = rows(data)
             if not more and opening >= 0:
@@ -183,8 +182,6 @@ def _find_delimiter(text: str) -> str:
 
 def _row_ends(data: bytes, delimiter: bytes) -> tuple[int, int]:
     """Returns where the last row of a CSV file's text ends, and where quotes open, as for `_Text.blocks`."""
-    import numpy as np
-
     content = np.frombuffer(b"\n" + data, np.uint8)
     at = np.flatnonzero(content == ord('"'))
     before, quotes = content[at[::2] - 1].tobytes(), at - 1
@@ -214,11 +211,8 @@ class Quotes:
         self._path, self.line, self._delimiter = path, 2, ","
         self._suspects: list[tuple[int, str, str]] = []
 
-    def check(self, batch: Any, delimiter: str, *, quoted: bool) -> None:
+    def check_batch(self, batch: Any, delimiter: str, *, quoted: bool) -> None:
         """Notes values of several lines, which are `quoted`, that have delimiters as that many rows have."""
-        import numpy as np
-        import pyarrow.compute as pc
-
         added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, str, str]]()
         for name, column in zip(batch.schema.names, batch.columns, strict=True) if quoted else ():
             if not pc.any(pc.match_substring(column, "\n")).as_py():
@@ -258,7 +252,6 @@ def csv_batches(
     path: str, names: Sequence[str] | None, blocks: Iterator[Block] | None, quotes: Quotes | None
 ) -> Iterator[tuple[Block, Any]]:
     """Yields some columns of a CSV file as text, in batches; or all of them, to check their quotes."""
-    import pyarrow as pa
     import pyarrow.csv
 
     with _Text(path) as text:
@@ -287,7 +280,7 @@ def csv_batches(
                 raise pa.ArrowInvalid(why if more else message) from None
             batch = _one_batch(table.rename_columns(wanted))
             if quotes:
-                quotes.check(batch, delimiter, quoted=b'"' in data)
+                quotes.check_batch(batch, delimiter, quoted=b'"' in data)
             yield replace(block, first=first), batch
             first += batch.num_rows
 
@@ -299,8 +292,6 @@ def _renumber(message: str, before: str, rows: int) -> str:
 
 def _one_batch(table: Any) -> Any:
     """Returns all rows of a table."""
-    import pyarrow as pa
-
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
@@ -365,7 +356,6 @@ def _json_batches(
 
 def _parse_json(path: str, data: bytes, texts: set[str], first: int) -> Any:
     """Parses objects; columns with times are added to `texts`, the columns that are read as they are."""
-    import pyarrow as pa
     import pyarrow.json
 
     reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)

@@ -9,10 +9,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardline.components.preprocess.schema import labels, targets
-from shardline.components.preprocess.schema.targets import LARGEST_FLOAT, Fault
-from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import Rows, Scan, TypedColumns, Types, open_table, typed
+from shardline.components.preprocess.lazy import np, pa, pc
+from shardline.components.preprocess.schema import (
+    LARGEST_FLOAT,
+    Fault,
+    encode_targets,
+    find_labels,
+    unknown_column,
+    unknown_label,
+)
+from shardline.components.preprocess.sources.columns import (
+    ColumnUse,
+    Rows,
+    Scan,
+    TypedColumns,
+    open_table,
+    typed,
+)
 from shardline.components.preprocess.sources.example import (
     WHOLE_FILE,
     BadExample,
@@ -22,7 +35,7 @@ from shardline.components.preprocess.sources.example import (
     examples,
     without,
 )
-from shardline.components.preprocess.sources.forms import TIME_PARTS, time_parts
+from shardline.components.preprocess.sources.text_formats import TIME_PARTS, time_parts
 from shardline.components.preprocess.time_split import LEFT_OUT, TimeSplit, parse_times, time_feature
 from shardline.components.storage import resolve
 from shardline.trainer.base.errors import SourceError
@@ -41,9 +54,8 @@ class TableRows:
 
     Args:
         name: Name of the table in messages.
-        settings: Settings, of which `features`, `label`, `columns` and `split_by_time` are used.
+        use: What the columns are used for.
         images: Types that a column of images may have: "string", a path or a URL; "bytes", the image.
-        overrides: Types of columns, as for `columns.Columns`; those of the settings by default.
 
     Attributes:
         integer_texts: Features of whole numbers that are stored as text because of gaps.
@@ -52,24 +64,14 @@ class TableRows:
         SourceError: The columns cannot be read, or are not the expected ones.
     """
 
-    def __init__(
-        self,
-        name: str,
-        columns: TypedColumns,
-        settings: PreprocessSettings,
-        images: Sequence[str],
-        overrides: Types | None = None,
-    ) -> None:
-        self._name, self._columns, self._settings = name, columns, settings
-        self._overrides = settings.columns if overrides is None else overrides
-        group = settings.features.get(settings.group, settings.group)
-        roles = {settings.features.get(role, role) for role in _ROLES}
-        columns.keep_text({*roles, group}, numbers=True)
-        wanted = _label_settings(name, columns.types, settings.features, settings.label)
-        self._wanted, self._targets = wanted, [column for setting in wanted for column in setting.columns]
+    def __init__(self, name: str, columns: TypedColumns, use: ColumnUse, images: Sequence[str]) -> None:
+        self._name, self._columns, self._use = name, columns, use
+        columns.keep_text({use.column(own) for own in (*_ROLES, use.group)}, numbers=True)
+        self._check_targets()
+        self._wanted, self._targets = use.targets, use.target_columns
         columns.keep_text(self._targets, numbers=False)
-        types, time = columns.types, settings.split_by_time
-        for column, kind in self._overrides.items():
+        types, time = columns.types, use.time
+        for column, kind in use.types.items():
             if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
                 found = f"is {types[column]}" if column in types else "is not there"
                 raise SourceError(
@@ -77,9 +79,9 @@ class TableRows:
                     f"{found}; correct its values, or the type"
                 )
         if time and time not in types:
-            raise labels.unknown_column(name, time, types, "to split by")
-        self._names = self._feature_columns({o: t for o, t in settings.features.items() if o != LABEL})
-        self._check_forms()
+            raise unknown_column(name, time, types, "to split by")
+        self._names = self._feature_columns({o: t for o, t in use.features.items() if o != LABEL})
+        self._check_text_formats()
         self._check_types(images)
         self.integer_texts = [
             ours for ours, theirs in self._names.items() if types[theirs] != self._type(theirs) == "string"
@@ -110,19 +112,19 @@ class TableRows:
     @functools.cached_property
     def labels(self) -> Sequence[Label]:
         """The labels to predict; the column of a class is read for the names."""
-        return targets.find_labels(self._wanted, self._columns.types, self._columns.values)
+        return find_labels(self._wanted, self._columns.types, self._columns.values)
 
     @functools.cached_property
     def _splits(self) -> TimeSplit | None:
-        time, settings = self._settings.split_by_time, self._settings
-        if not time:
+        use = self._use
+        if not use.time:
             return None
-        times = (self._times(values) for values in self._columns.values(time))
-        return TimeSplit(time, settings.split, settings.split_gap, self._time_feature, times)
+        times = (self._times(values) for values in self._columns.values(use.time))
+        return TimeSplit(use.time, use.split, use.gap, self._time_feature, times)
 
     def report(self) -> None:
         """Reports how columns are read, and which rows are left out."""
-        self._report_forms()
+        self._report_text_formats()
         if self._splits and self._splits.left_out:
             count = self._splits.left_out
             report("preprocess", f"{count:,} rows are left out: in the gap before validation or test")
@@ -139,18 +141,19 @@ class TableRows:
 
     def batches(self, numbers: Iterator[int] | None = None) -> Iterator[Batch]:
         """Yields the examples batch by batch; only some batches, whose numbers ascend."""
-        time = self._settings.split_by_time
-        theirs = [*self._targets, *self._names.values(), *([time] if time else [])]
-        for rows in self._columns.batches([*dict.fromkeys(theirs)], numbers):
+        for rows in self._columns.batches(self._used(), numbers):
             yield self._batch(rows)
+
+    def _used(self) -> list[str]:
+        """Returns the columns that are read."""
+        times = [self._use.time] if self._use.time else []
+        return [*dict.fromkeys((*self._targets, *self._names.values(), *times))]
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         self.report()
         return examples(self.batches(), self.labels)
 
     def _batch(self, rows: Rows) -> Batch:
-        import numpy as np
-
         columns, faults = self._targets_of(rows)
         for ours, theirs in self._names.items():
             values, kind = rows.columns[theirs], self._type(theirs)
@@ -166,7 +169,7 @@ class TableRows:
             faults.append(Fault(unprintable, lambda _: reason))
         splits: Sequence[str | None] = [rows.split] * rows.size if rows.split else ()
         if self._splits:
-            times = self._times(rows.columns[time := self._settings.split_by_time])
+            times = self._times(rows.columns[time := self._use.time])
             faults.append(Fault(times.is_null().to_numpy(False), lambda _: f"has no time in column {time!r}"))
             splits = self._splits.assign(times)
             columns[self._time_feature] = times
@@ -195,7 +198,7 @@ class TableRows:
         columns, faults = dict[str, Any](), list[Fault]()
         for setting, label in zip(self._wanted, self.labels, strict=True):
             values = [rows.columns[column] for column in setting.columns]
-            columns[label.name], found = targets.encode(label, setting, values)
+            columns[label.name], found = encode_targets(label, setting, values)
             faults += found
         return columns, faults
 
@@ -214,16 +217,28 @@ class TableRows:
         """Returns the image of a value in the column image; ValueError if it has none."""
         return value
 
-    def _check_forms(self) -> None:
+    def _check_targets(self) -> None:
+        """Raises SourceError if a column of a label does not exist, or the label is set twice."""
+        use, named = self._use, self._use.features.get(LABEL)
+        if use.label and named is not None:
+            raise SourceError(
+                f"label is set twice, as {use.label!r} and as label={named} of features; leave one out"
+            )
+        for column in use.target_columns:
+            if column not in self._columns.types:
+                labelled = bool(use.label or named is not None)
+                raise unknown_label(self._name, column, self._columns.types, labelled=labelled)
+
+    def _check_text_formats(self) -> None:
         """Raises SourceError where texts of a column in use are neither numbers nor words."""
         used = {*self._targets, *self._names.values()}
-        for column, form in self._columns.scan.forms.items():
-            if form.fault and column in used and self._overrides.get(column) != "text":
+        for column, form in self._columns.scan.text_formats.items():
+            if form.fault and column in used and self._use.types.get(column) != "text":
                 raise SourceError(form.fault)
 
-    def _report_forms(self) -> None:
+    def _report_text_formats(self) -> None:
         for column in dict.fromkeys([*self._targets, *self._names.values()]):
-            form = self._columns.scan.forms.get(column)
+            form = self._columns.scan.text_formats.get(column)
             if form and form.note:
                 report("preprocess", form.note)
         for column in sorted(self._names[ours] for ours in self.integer_texts):
@@ -241,14 +256,14 @@ class TableRows:
         for ours, theirs in named.items():
             if theirs not in types:
                 remedy = "say which is which with features, such as image=photo"
-                raise labels.unknown_column(name, theirs, types, f"for {ours}", remedy)
+                raise unknown_column(name, theirs, types, f"for {ours}", remedy)
             if theirs in self._targets:
                 raise SourceError(
                     f"column {theirs!r} of {name!r} is what is to be predicted, and cannot be {ours} as well"
                 )
         if not set(features) <= set(_ROLES):
             return named
-        taken = {*named.values(), *self._targets, self._settings.split_by_time}
+        taken = {*named.values(), *self._targets, self._use.time}
         others = [column for column in types if column not in taken]
         for column in others:
             if column in _OWN:
@@ -280,26 +295,8 @@ class TableRows:
                 )
 
 
-def _label_settings(
-    name: str, types: Mapping[str, str], features: Mapping[str, str], label: str
-) -> Sequence[labels.LabelSetting]:
-    """Returns the settings of the labels; SourceError if a column does not exist."""
-    if label and LABEL in features:
-        raise SourceError(
-            f"label is set twice, as {label!r} and as label={features[LABEL]} of features; leave one out"
-        )
-    wanted = labels.parse(label) if label else (labels.LabelSetting("", (features.get(LABEL, LABEL),)),)
-    for setting in wanted:
-        for column in setting.columns:
-            if column not in types:
-                raise labels.unknown_label(name, column, types, labelled=bool(label or LABEL in features))
-    return wanted
-
-
 def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
     """Returns why rows cannot be used, the first reason of each, by their index."""
-    import numpy as np
-
     found = dict(rows.faults)
     for fault in faults:
         for index in np.flatnonzero(fault.mask).tolist() if fault.mask.any() else ():
@@ -309,9 +306,6 @@ def faults_by_row(faults: Sequence[Fault], rows: Rows) -> dict[int, str]:
 
 def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fault]:
     """Yields what is wrong with some values of a column."""
-    import numpy as np
-    import pyarrow.compute as pc
-
     items, rows = values, np.arange(len(values))
     if "[" in kind:
         items, rows = values.flatten(), pc.list_parent_indices(values).to_numpy()
@@ -334,9 +328,6 @@ def _find_faults(ours: str, theirs: str, kind: str, values: Any) -> Iterator[Fau
 
 def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
     """Returns the values of a column as those of its features, with NaN or "" where there is none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if kind in TIME_PARTS:
         return time_parts(name, kind, values)
     values = typed(values, kind)
@@ -350,8 +341,6 @@ def _features_of(name: str, kind: str, values: Any) -> Mapping[str, Any]:
 
 def _rounded(columns: Mapping[str, Any]) -> list[str]:
     """Returns the columns of numbers in which different ones are equal in 32 bits."""
-    import numpy as np
-
     found = []
     for name, values in columns.items():
         if str(values.type) == "double":
@@ -374,11 +363,9 @@ class Table(TableRows):
         SourceError: The file cannot be read, is empty, or lacks one of the columns.
     """
 
-    def __init__(
-        self, path: str, settings: PreprocessSettings, overrides: Types, scan: Scan | None = None
-    ) -> None:
-        columns, self._root = open_table(path, overrides, scan)
-        super().__init__(resolve(path), columns, settings, ("string",), overrides)
+    def __init__(self, path: str, use: ColumnUse, scan: Scan | None = None) -> None:
+        columns, self._root = open_table(path, use.types, scan)
+        super().__init__(resolve(path), columns, use, ("string",))
         self.has_keys = "key" in self._names
 
     def _image(self, value: str, rows: Rows) -> Span:

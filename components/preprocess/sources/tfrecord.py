@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from shardline.components.preprocess.example import KINDS, Kind, decode
-from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.lazy import pa, pc
 from shardline.components.preprocess.sources.columns import (
+    ColumnUse,
     Rows,
     Scan,
     TypedColumns,
@@ -21,13 +20,19 @@ from shardline.components.preprocess.sources.columns import (
 )
 from shardline.components.preprocess.sources.example import Span
 from shardline.components.preprocess.sources.formats import BATCH_BYTES, Block, chosen
-from shardline.components.preprocess.sources.forms import is_wide
 from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
+from shardline.components.preprocess.sources.text_formats import is_wide
+from shardline.components.preprocess.tfrecord import (
+    KINDS,
+    Kind,
+    Record,
+    decode,
+    detect_compression,
+    read_records,
+)
 from shardline.components.storage import copies, match_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
-from shardline.trainer.manifest import LABEL
 
 _KINDS = {"binary": "string", "float": "float32", "int64": "int64"}
 _ROWS = 1024
@@ -48,10 +53,8 @@ class ExampleRows(TableRows):
     only the columns that are named are read besides. SourceError if a file cannot be read or lacks a feature.
     """
 
-    def __init__(
-        self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings, scan: Scan | None
-    ) -> None:
-        super().__init__(name, _ExampleColumns(files, settings, scan), settings, ("bytes",))
+    def __init__(self, name: str, files: Sequence[TfRecordFile], use: ColumnUse, scan: Scan | None) -> None:
+        super().__init__(name, _ExampleColumns(files, use, scan), use, ("bytes",))
         self.numbers_copies = "key" not in self._names
         self._eval = next((file.split for file in files if _folder(file.path) == "eval"), None)
 
@@ -75,8 +78,6 @@ class _FeatureScan:
 
     def add(self, lists: Any) -> None:
         """Adds lists, whose values are of the type of those before."""
-        import pyarrow.compute as pc
-
         values, sizes = lists.flatten(), pc.list_value_length(lists).drop_null()
         sizes = sizes.filter(pc.greater(sizes, 0))
         if not len(sizes):
@@ -102,19 +103,14 @@ class _FeatureScan:
 class _ExampleColumns(TypedColumns):
     """Features of the records of some files, as columns."""
 
-    def __init__(
-        self, files: Sequence[TfRecordFile], settings: PreprocessSettings, scan: Scan | None
-    ) -> None:
-        self._files, self._image = files, settings.features.get("image", "image")
+    def __init__(self, files: Sequence[TfRecordFile], use: ColumnUse, scan: Scan | None) -> None:
+        self._files, self._image = files, use.column("image")
         self._root = os.path.commonpath([path for path, *_ in files])
-        super().__init__(scan or self._scan(settings))
+        super().__init__(scan or self._scan(use))
 
-    def _scan(self, settings: PreprocessSettings) -> Scan:
-        targets = {column for label in labels.parse(settings.label) for column in label.columns}
-        targets = targets or {settings.features.get(LABEL, LABEL)}
+    def _scan(self, use: ColumnUse) -> Scan:
         found, blocks, rows, fault = dict[str, _FeatureScan](), list[Block](), 0, ""
-        stored = dict[str, Kind]()
-        sound_rows = 0
+        targets, stored, sound_rows = use.target_columns, dict[str, Kind](), 0
         for file, first, records in self._chunks():
             sound = [record.data for record in records if isinstance(record, Record)]
             # Most of the first records decide; another kind is a fault of the others.
@@ -132,13 +128,13 @@ class _ExampleColumns(TypedColumns):
         gaps = {name for name, feature in found.items() if feature.records < sound_rows}
         types = {
             name: override_type(
-                feature.type(is_target=name in targets, has_gaps=name in gaps), settings.columns.get(name, "")
+                feature.type(is_target=name in targets, has_gaps=name in gaps), use.types.get(name, "")
             )
             for name, feature in found.items()
         }
         if self._image in found and found[self._image].kind == "string":
             types[self._image] = "bytes"
-            wanted = {"key", self._image, *settings.features.values(), *targets, settings.split_by_time}
+            wanted = {"key", self._image, *use.features.values(), *targets, use.time}
             types = {name: kind for name, kind in types.items() if name in wanted}
         wide = tuple(name for name, feature in found.items() if feature.is_wide)
         return Scan(types, tuple(gaps), wide, blocks=tuple(blocks), rows=rows, stored=stored)
@@ -162,8 +158,6 @@ class _ExampleColumns(TypedColumns):
                 yield file, first, held
 
     def _rows(self, file: TfRecordFile, first: int, records: Sequence[Any], names: Sequence[str]) -> Rows:
-        import pyarrow as pa
-
         faults = {
             index: record.reason for index, record in enumerate(records) if isinstance(record, BadRecordError)
         }
@@ -183,9 +177,6 @@ class _ExampleColumns(TypedColumns):
 
     def _values(self, name: str, lists: Any, faults: dict[int, str]) -> Any:
         """Returns the values of a feature, and notes records whose bytes are no text."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         kind = self.types[name]
         if not pa.types.is_list(lists.type) or not len(lists.flatten()):
             return typed(pa.nulls(len(lists)), kind)
@@ -200,8 +191,6 @@ class _ExampleColumns(TypedColumns):
         return typed(pc.list_element(lists, 0), kind)
 
     def _texts(self, name: str, lists: Any, faults: dict[int, str]) -> Any:
-        import pyarrow as pa
-
         texts = pa.list_(pa.string())
         try:
             return lists.cast(texts)
@@ -217,8 +206,6 @@ class _ExampleColumns(TypedColumns):
 
     def _images(self, file: TfRecordFile, records: Sequence[Any], lists: Any, faults: dict[int, str]) -> Any:
         """Returns images of records, as spans of the file unless that is compressed."""
-        import pyarrow as pa
-
         images = list[Any]()
         for index, (record, values) in enumerate(zip(records, lists.to_pylist(), strict=True)):
             if index not in faults and len(values or ()) != 1:
@@ -237,7 +224,7 @@ _FOLDER = re.compile(r"Split-(.+)")
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
-def open_tfrecords(pattern: str, settings: PreprocessSettings, scan: Scan | None = None) -> ExampleRows:
+def open_tfrecords(pattern: str, use: ColumnUse, scan: Scan | None = None) -> ExampleRows:
     """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes).
 
     Raises SourceError if no file matches, one is not a TFRecord file, or a feature is missing.
@@ -248,7 +235,7 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings, scan: Scan | None
     files = [
         TfRecordFile(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)
     ]
-    return ExampleRows(pattern, files, settings, scan)
+    return ExampleRows(pattern, files, use, scan)
 
 
 def _folder(path: str) -> str | None:

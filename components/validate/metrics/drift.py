@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from shardline.components import model_store, text
-from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
+from shardline.components.preprocess.inspect import Categories, Numbers, Profile, make_profile
 from shardline.components.validate.metrics.evaluation import Drift, Evaluation
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import ModelError, printable

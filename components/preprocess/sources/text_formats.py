@@ -1,4 +1,4 @@
-"""Forms of a column's texts: which numbers or times they all are, found batch by batch, and their values.
+"""Formats of a column's texts: which numbers or times they all are, found batch by batch, and their values.
 
 Numbers may have a decimal comma, groups of thousands, one currency or one unit; times may be ISO or days of
 a calendar. A text is read as what all values of its column are: one value never decides for itself.
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardline.components.preprocess.schema.schema import NO_VALUES
+from shardline.components.preprocess.lazy import np, pa, pc
+from shardline.components.preprocess.schema import NO_VALUES
 from shardline.trainer.base.errors import SourceError, printable, short
 
 # Whole numbers up to this one are exact as floats of 32 bits.
@@ -72,7 +73,7 @@ TIME_PARTS = {"date": _DATE_PARTS, "time": {**_DATE_PARTS, "hour": "hour"}}
 
 
 @dataclass(frozen=True)
-class Form:
+class TextFormat:
     """What the texts of a column are.
 
     Attributes:
@@ -96,14 +97,11 @@ class Form:
     note: str = ""
     fault: str = ""
 
-    def apply(self, text: Any) -> Any:
+    def parse(self, text: Any) -> Any:
         """Returns the values of texts: int64, float64, string or timestamp("us"), null where there is none.
 
         Raises pyarrow.ArrowInvalid for a text that is not of this form.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if self.kind == "string":
             return text
         kind = pa.int64() if self.kind == "int64" else pa.float64()
@@ -129,9 +127,6 @@ def is_wide(least: int | None, largest: int | None) -> bool:
 
 def time_parts(name: str, kind: str, times: Any) -> dict[str, Any]:
     """Returns the parts of times as float64, NaN where there is none; weekdays count from Monday, 0."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return {
         f"{name} {part}": pc.fill_null(pc.cast(getattr(pc, function)(times), pa.float64()), float("nan"))
         for part, function in TIME_PARTS[kind].items()
@@ -142,14 +137,12 @@ def time_parts(name: str, kind: str, times: Any) -> dict[str, Any]:
 class _Reading:
     """One way to read the texts of a column: its form, and what it found."""
 
-    form: Form
+    form: TextFormat
     misses: int = 0
     first: tuple[int, str] = (0, "")  # row and value of the first miss
     is_monthly: bool = True  # whether all times are of the first of a month
 
     def add(self, text: Any, row: int, *, whole: bool) -> None:
-        import pyarrow.compute as pc
-
         if self.form.kind == "time":
             times = _times(text, self.form.time_format)
             missed = pc.and_(pc.is_null(times), pc.is_valid(text))
@@ -173,7 +166,7 @@ class TextScan:
         self._said = override.rstrip("?")
         self._is_open = self._said != "text"
         # "int64" or "float32" while Arrow reads all values as they are, else "".
-        self._kind, self._readings = "int64", [_Reading(Form("float32", decimal)) for decimal in ".,"]
+        self._kind, self._readings = "int64", [_Reading(TextFormat("float32", decimal)) for decimal in ".,"]
         self._rows = self._values = self._least = self._largest = self._marked = 0
         # Whether some texts have spaces around them, or say that there is no value.
         self._has_gaps = self._is_padded = self._like_numbers = self._has_point = False
@@ -192,7 +185,7 @@ class TextScan:
                 self._add(part)
             self._rows += len(part)
 
-    def finish(self) -> Form:
+    def finish(self) -> TextFormat:
         """Returns the form; SourceError if the override does not fit."""
         form = self._find()
         if self.override == "integer" and form.kind != "int64":
@@ -204,8 +197,6 @@ class TextScan:
         return replace(form, has_gaps=self._has_gaps)
 
     def _add(self, text: Any) -> None:
-        import pyarrow.compute as pc
-
         values = self._present(text) if self._is_padded else text
         kind, numbers = self._cast(values)
         if not kind and values is text:
@@ -231,9 +222,6 @@ class TextScan:
 
     def _present(self, text: Any) -> Any:
         """Returns trimmed texts, null where they say that there is no value."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         values, self._is_padded = _present(text), True
         self._has_gaps |= values.null_count > 0
         if values.null_count > text.null_count:
@@ -245,9 +233,6 @@ class TextScan:
 
     def _cast(self, values: Any) -> tuple[str, Any]:
         """Returns the narrowest type in which Arrow reads all values as they are, and their numbers."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for kind, arrow in (("int64", pa.int64()), ("float32", pa.float64())):
             if self._kind in ("int64", kind):
                 try:
@@ -258,8 +243,6 @@ class TextScan:
 
     def _read(self, values: Any, kind: str) -> None:
         """Has the readings look at values; Arrow's own numbers are of the first, whole ones of the second."""
-        import pyarrow.compute as pc
-
         tried = self._readings[{"int64": 2, "float32": 1}.get(kind, 0) :]
         limit = _MISSES * self._values if self._values >= _ENOUGH else self._values
         tried = [reading for reading in tried if reading.misses <= limit]
@@ -272,8 +255,6 @@ class TextScan:
         self._is_open = bool(kind) or self._values < _ENOUGH or any(r.misses <= limit for r in self._readings)
 
     def _find_code(self, values: Any) -> None:
-        import pyarrow.compute as pc
-
         if not self._has_point and self._kind != "int64":
             self._has_point = bool(pc.any(pc.match_substring_regex(values, "[.,]")).as_py())
         best = self._best()
@@ -294,7 +275,7 @@ class TextScan:
             formats.update(_time_formats(value))
         known, plain = {reading.form for reading in self._readings}, self._readings[:2]
         # Of the values before, numbers without a currency fit one with it, and nothing else is known to fit.
-        missed = _Reading(Form("string"), self._values, self._first)
+        missed = _Reading(TextFormat("string"), self._values, self._first)
         new = list[_Reading]()
         for unit, count in units.most_common(3):
             if (is_currency := _CURRENCY.fullmatch(unit)) or 2 * count > len(sample):
@@ -305,20 +286,20 @@ class TextScan:
         if self._said in ("", *_ORDERS):
             first = _ORDERS.get(self._said, "")
             likely = [each for each, n in formats.items() if 2 * n > len(sample) and each.startswith(first)]
-            new += [replace(missed, form=Form("time", time_format=each)) for each in likely]
+            new += [replace(missed, form=TextFormat("time", time_format=each)) for each in likely]
         self._readings += [reading for reading in new if reading.form not in known]
         self._like_numbers = sum(map(bool, map(_LIKE_NUMBER.fullmatch, sample))) > 0.9 * len(sample)
 
     def _best(self) -> _Reading:
         return min(self._readings, key=lambda reading: reading.misses)
 
-    def _find(self) -> Form:
+    def _find(self) -> TextFormat:
         if self._said == "text" or (self._marked and not self._values and not self._said):
-            return Form("string")
+            return TextFormat("string")
         if code := self._code or ("" if self._has_point else self._power):
             why = f"since it has {short(code)}, which a number would change"
             instead = f"{self._option('number')} makes it a number"
-            return Form("string", note=f"{self._column} is text, {why}; {instead}")
+            return TextFormat("string", note=f"{self._column} is text, {why}; {instead}")
         if self._kind == "int64":
             return self._whole()
         readings = [reading for reading in self._readings if not reading.misses]
@@ -327,23 +308,21 @@ class TextScan:
         fitting = [reading.form for reading in readings]
         if self._kind:
             doubt = ", not as thousands" if len(fitting) > 1 and self._separated else ""
-            return Form("float32", note=self._note("numbers", f"decimals{doubt}" if doubt else ""))
+            return TextFormat("float32", note=self._note("numbers", f"decimals{doubt}" if doubt else ""))
         return self._fitting(fitting) if fitting else self._text()
 
-    def _whole(self) -> Form:
+    def _whole(self) -> TextFormat:
         if self._said == "number":
-            return Form("float32", note=self._note("numbers", ""))
+            return TextFormat("float32", note=self._note("numbers", ""))
         span = (self._least, self._largest)
         if not self.override and self._values and _TIME_NAME.search(self.name):
             for unit, factor in _EPOCH_UNITS.items():
                 if all(_EPOCH[0] <= each * factor // 10**6 < _EPOCH[1] for each in span):
                     note = self._note("times", f"{unit} since 1970", f"{span[0]}")
-                    return Form("time", time_format=f"epoch {unit}", note=note)
-        return Form("int64", is_wide=is_wide(*span), note=self._note("numbers", ""))
+                    return TextFormat("time", time_format=f"epoch {unit}", note=note)
+        return TextFormat("int64", is_wide=is_wide(*span), note=self._note("numbers", ""))
 
-    def _fitting(self, forms: Sequence[Form]) -> Form:
-        import pyarrow as pa
-
+    def _fitting(self, forms: Sequence[TextFormat]) -> TextFormat:
         form = forms[0]
         if form.kind == "time" and len(forms) > 1:
             dates = f"has dates such as {short(self._other[1])}"
@@ -351,7 +330,7 @@ class TextScan:
             instead = (
                 f"write them as 2024-12-31, or say which: {self._option('day-first, month-first or text')}"
             )
-            return Form("string", fault=f"{self._column} {why}; {instead}")
+            return TextFormat("string", fault=f"{self._column} {why}; {instead}")
         if form.kind == "time":
             return replace(form, note=self._note("times", _described(form.time_format)))
         doubt = len(forms) > 1 and bool(self._separated)
@@ -359,7 +338,7 @@ class TextScan:
         if doubt and form.unit and "." in self._separated:
             form = forms[1]
         value = self._separated or self._other[1]
-        read = f"{form.apply(pa.array([value]))[0].as_py():.15g}"
+        read = f"{form.parse(pa.array([value]))[0].as_py():.15g}"
         if doubt:
             is_grouped = (form.decimal == ".") == ("," in self._separated)
             read += ", a mark between thousands" if is_grouped else ", a decimal point"
@@ -367,23 +346,23 @@ class TextScan:
             form = replace(form, kind="int64")
         return replace(form, note=self._note("numbers", read, value))
 
-    def _text(self) -> Form:
+    def _text(self) -> TextFormat:
         best, column, keep = self._best(), self._column, self._option("text")
         row, value = best.first
         what = "times" if best.form.kind == "time" else "numbers"
         fits = f"{what} in {self._values - best.misses:,} of {self._values:,} rows"
         found = f"{column} has {short(value)} in row {row:,}, and {fits}"
         if self.override:
-            return Form("string")
+            return TextFormat("string")
         if best.misses <= min(max(1, _RARE * self._values), _MISSES * self._values):
             either = "correct it, or leave it empty, or if the column is text, say so"
-            return Form("string", fault=f"{found}; {either}: {keep}")
+            return TextFormat("string", fault=f"{found}; {either}: {keep}")
         if best.misses <= _MISSES * self._values:
-            return Form("string", note=f"warning: {found}: it is text")
+            return TextFormat("string", note=f"warning: {found}: it is text")
         if self._like_numbers:
             why = f"since {short(self._other[1])} and the like are no numbers; write these as 1234.5"
-            return Form("string", note=f"warning: {column} is text, {why}, or say {keep}")
-        return Form("string")
+            return TextFormat("string", note=f"warning: {column} is text, {why}, or say {keep}")
+        return TextFormat("string")
 
     @property
     def _column(self) -> str:
@@ -411,26 +390,18 @@ class TextScan:
 
 def _first(values: Any, mask: Any, row: int = 0) -> tuple[int, str]:
     """Returns the row and the value of the first of those that a mask names; `row` is the last one before."""
-    import pyarrow.compute as pc
-
     at = pc.index(mask, True).as_py()
     return (row + at + 1, values[at].as_py()) if at >= 0 else (0, "")
 
 
 def _present(text: Any) -> Any:
     """Returns trimmed texts, null where they say that there is no value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.is_in(text, pa.array([*NO_VALUES, *_MARKERS], text.type)), None, text)
 
 
 def _likely_codes(text: Any) -> Any:
     """Returns the texts that may match `_CODE`, by a look at a few bytes: faster than the pattern."""
-    import numpy as np
-    import pyarrow as pa
-
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int64 if pa.types.is_large_string(text.type) else np.int32)
     ends = ends[text.offset : text.offset + len(text) + 1]
@@ -471,8 +442,6 @@ def _number(decimal: str, unit: str, whole: bool) -> str:
 
 def _normalize(text: Any, decimal: str, unit: str) -> Any:
     """Returns numbers of `_number` as Arrow reads them."""
-    import pyarrow.compute as pc
-
     if unit:
         text = pc.replace_substring(text, unit, "")
     text = pc.replace_substring_regex(text, rf"{_SPACE}|['+{',' if decimal == '.' else '.'}]", "")
@@ -516,9 +485,6 @@ def _described(form: str) -> str:
 
 def _times(text: Any, form: str) -> Any:
     """Returns texts as times in UTC, null where they are none of a format."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if form.startswith("epoch"):
         number = pc.cast(text, pa.int64())
         return pc.cast(pc.multiply(number, _EPOCH_UNITS[form[6:]]), pa.timestamp("us"))
@@ -538,8 +504,6 @@ def _times(text: Any, form: str) -> Any:
 
 
 def _strptime(text: Any, form: str) -> Any:
-    import pyarrow.compute as pc
-
     times = pc.strptime(text, format=form, unit="us", error_is_null=True)
     # The C library takes 31/02 for 2/3, and 24 for the year 24.
     late = pc.less_equal(pc.day(times), 3)

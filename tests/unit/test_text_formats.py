@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shardline.components.preprocess.sources.forms import Form, TextScan, time_parts
+from shardline.components.preprocess.sources.text_formats import TextFormat, TextScan, time_parts
 from shardline.trainer.base.errors import SourceError
 
 Texts = Sequence[str | None]
 
 
-def scan(texts: Texts, override: str = "", name: str = "x", step: int = 0) -> Form:
+def scan(texts: Texts, override: str = "", name: str = "x", step: int = 0) -> TextFormat:
     column, step = TextScan(name, override), step or len(texts)
     for start in range(0, len(texts), step):
         # A slice, as batches of a reader may be.
@@ -30,8 +30,8 @@ def scan(texts: Texts, override: str = "", name: str = "x", step: int = 0) -> Fo
 
 def values(texts: Texts, *arguments: Any, **options: Any) -> list[Any]:
     form = scan(texts, *arguments, **options)
-    assert Form(**json.loads(json.dumps(asdict(form)))) == form
-    return form.apply(pa.array(texts, pa.string())).to_pylist()  # type: ignore[no-any-return]
+    assert TextFormat(**json.loads(json.dumps(asdict(form)))) == form
+    return form.parse(pa.array(texts, pa.string())).to_pylist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_numbers(texts: Texts, kind: str, found: Sequence[Any]) -> None:
     for step in (len(texts), 1):
         form = scan(texts, step=step)
         assert (form.kind, form.fault) == (kind, "")
-        assert form.apply(pa.array(texts, pa.string())).to_pylist() == found
+        assert form.parse(pa.array(texts, pa.string())).to_pylist() == found
         assert form.has_gaps == (None in found)
 
 
@@ -82,7 +82,7 @@ def test_a_currency_may_come_after_plain_numbers_and_a_date_after_a_gap() -> Non
 def test_other_texts_stay_and_those_like_numbers_are_reported(texts: list[str]) -> None:
     form = scan(texts)
     assert (form.kind, form.fault) == ("string", "")
-    assert form.apply(pa.array(texts)).to_pylist() == texts
+    assert form.parse(pa.array(texts)).to_pylist() == texts
     assert form.note.startswith("warning: column 'x' is text") == any(map(str.isdigit, texts[0]))
 
 
@@ -180,7 +180,7 @@ def test_times(texts: Texts, found: Texts) -> None:
     expected = [None if text is None else datetime.fromisoformat(text) for text in found]
     assert values(texts) == expected
     with pytest.raises(pa.ArrowInvalid, match="'soon' is no time"):
-        form.apply(pa.array(["soon"]))
+        form.parse(pa.array(["soon"]))
 
 
 @pytest.mark.parametrize("texts", [["31/02/2024"], ["2023-02-29"], ["1.10.2", "10.15.07"], ["12:30"]])
@@ -258,5 +258,5 @@ def test_random_texts_are_never_changed_in_silence() -> None:
             "".join(rng.choices("0123456789.,-+ %$eEx/:" + string.ascii_letters[:3], k=rng.randrange(1, 7)))
         ]
         form = scan(texts)
-        if form.kind in ("int64", "float32") and not form.note and form.apply(pa.array(texts))[0].is_valid:
-            assert form.apply(pa.array(texts)).to_pylist() == [float(texts[0])]
+        if form.kind in ("int64", "float32") and not form.note and form.parse(pa.array(texts))[0].is_valid:
+            assert form.parse(pa.array(texts)).to_pylist() == [float(texts[0])]

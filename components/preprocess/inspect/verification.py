@@ -14,10 +14,10 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from shardline.components.preprocess.images.codec import check_file
-from shardline.components.preprocess.images.structure import UnreadableError, read_header
-from shardline.components.preprocess.inspect import Batch, read_batches, text, width
+from shardline.components.preprocess.images import UnreadableError, check_file, read_header
+from shardline.components.preprocess.inspect.profile import value_text
 from shardline.components.preprocess.process_pool import Processes, Report
+from shardline.components.preprocess.tfrecord import ShardBatch, read_batches, width
 from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import enumerate_names, size
@@ -85,7 +85,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     meter = Meter("read", manifest.records, topic="verify")
     arguments = {"directory": str(directory), "deep": deep}
     with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), check_shards) as pool:
-        checks = pool.run(check_shards, arguments, [shard.file for shard in shards], meter.advance)
+        checks = pool.run_job(check_shards, arguments, [shard.file for shard in shards], meter.advance)
     damages = [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
     damages += _check_groups(manifest, checks)
     damages += _check_times(manifest, checks)
@@ -186,7 +186,7 @@ def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
     manifest = manifests.load(directory)
     shards = {shard.file: shard for shard in manifest.shards}
     return {
-        file: _Checker(manifest, arguments["deep"], report).check(directory / file, shards[file])
+        file: _Checker(manifest, arguments["deep"], report).check_shard(directory / file, shards[file])
         for file in items
     }
 
@@ -196,7 +196,7 @@ class _Checker:
         self._manifest, self._deep, self._report = manifest, deep, report
         self._records, self._groups, self._times = 0, set[str](), list[tuple[int, str]]()
 
-    def check(self, path: Path, shard: Shard) -> _Check:
+    def check_shard(self, path: Path, shard: Shard) -> _Check:
         """Reads a shard twice, as bytes and as records, and lists all that is wrong with it."""
         damages, size, file = list[Damage](), 0, shard.file
         try:
@@ -239,7 +239,7 @@ class _Checker:
         if number != shard.records:
             yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
 
-    def _problems(self, batch: Batch) -> dict[int, str]:
+    def _problems(self, batch: ShardBatch) -> dict[int, str]:
         """Returns what is wrong with the values of records, by their numbers in the batch."""
         columns, found = batch.columns, dict[int, str]()
         for label in self._manifest.labels:
@@ -251,9 +251,9 @@ class _Checker:
             else:
                 bad, what = ~np.isfinite(values), "a finite number"
             for index in np.flatnonzero(bad.any(axis=1)).tolist():
-                shown = ", ".join(map(text, values[index].tolist()))
+                shown = ", ".join(map(value_text, values[index].tolist()))
                 found.setdefault(batch.rows[index], f"{label.name} is {shown}, not {what}")
-        keys = [text(key) for key in columns["key"].flatten().to_pylist()]
+        keys = [value_text(key) for key in columns["key"].flatten().to_pylist()]
         found |= {row: "has an empty key" for row, key in zip(batch.rows, keys, strict=True) if not key}
         for feature in self._manifest.features:
             if feature.encoding:
@@ -261,7 +261,7 @@ class _Checker:
                     if row not in found and (problem := self._image_problem(encoded.as_py(), feature)):
                         found[row] = f"{feature.name} {problem}"
         if group := columns.get(self._manifest.group):
-            self._groups |= set(map(text, group.flatten().unique().to_pylist()))
+            self._groups |= set(map(value_text, group.flatten().unique().to_pylist()))
         if keys and (moments := columns.get(self._manifest.time_feature)):
             times = [*self._times, *zip(moments.flatten().to_pylist(), keys, strict=True)]
             self._times = [min(times), max(times)]
