@@ -65,6 +65,12 @@ def records(count: int = 6, **more: Any) -> list[dict[str, Any]]:
     return [{"image": f"image {i}".encode(), "label": i % 3} | more for i in range(count)]
 
 
+def test_features_are_sorted_whatever_protobuf_says(tmp_path: Path) -> None:
+    rows = [{"label": i % 2} | {f"x{n}": float(i) for n in range(9)} for i in range(4)]
+    names = [feature.name for feature in opened(write(tmp_path / "x.tfrecord", rows)).features]
+    assert names == [f"x{n}" for n in range(9)]
+
+
 def test_mnist_as_tfds_wrote_it() -> None:
     source = opened(real_data() / "tfds" / "mnist" / "3.0.1" / "*.tfrecord-*")
     labels: Counter[int] = Counter()

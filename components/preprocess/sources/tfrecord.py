@@ -130,7 +130,7 @@ class _ExampleColumns(TypedColumns):
             name: override_type(
                 feature.type(is_target=name in targets, has_gaps=name in gaps), use.types.get(name, "")
             )
-            for name, feature in found.items()
+            for name, feature in sorted(found.items())  # protobuf's order is of the process
         }
         if self._image in found and found[self._image].kind == "string":
             types[self._image] = "bytes"
