@@ -35,6 +35,7 @@ from shardline.components.validate.metrics.outcomes import (
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
 from shardline.trainer.data.examples import check_targets, encode_stored, explain_read_error
+from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.manifest import (
     CLASS,
     MULTILABEL,
@@ -116,10 +117,10 @@ class Examples:
         """
         paths = [str(self.directory / shard.file) for shard in self.split.shards]
         records = tf.data.TFRecordDataset(paths)
-        batches = records.batch(size).map(lambda some: (some, _parse(some, self.manifest, self.name)))
+        parse = no_autograph(lambda some: (some, _parse(some, self.manifest, self.name)))
         seen = 0
         try:
-            for serialized, parsed in batches.prefetch(2):
+            for serialized, parsed in records.batch(size).map(parse).prefetch(2):
                 by = parsed.get(self.manifest.group or self.manifest.time_feature)
                 batch = ExampleBatch(
                     images=parsed.pop("image", None),
@@ -325,11 +326,7 @@ def _parse(records: tf.Tensor, manifest: Manifest, split: str) -> Any:
     parsed = tf.io.parse_example(records, read)
     parsed |= {item.name: check_targets(parsed[item.name], [item], split) for item in manifest.labels}
     if "image" in parsed and manifest.image.encoding == "raw":  # the model takes encoded files
-        parsed["image"] = tf.map_fn(
-            lambda stored: encode_stored(stored, manifest.image),
-            parsed["image"],
-            fn_output_signature=tf.string,
-        )
+        parsed["image"] = encode_stored(parsed["image"], manifest.image)
     return parsed
 
 

@@ -211,8 +211,8 @@ def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Returns a stored image as a file that `decode_image` reads: raw values become a PNG."""
-    return tf.io.encode_png(decode_batch(stored, image)[0]) if image.encoding == "raw" else stored
+    """Returns stored images, [n], as files that `decode_image` reads: raw values become a PNG."""
+    return tf.io.encode_png(decode_batch(stored, image)) if image.encoding == "raw" else stored
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:

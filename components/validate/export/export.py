@@ -27,7 +27,7 @@ from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
 from shardline.trainer.base.settings import MODEL_FILE, SETTINGS_FILE
 from shardline.trainer.data import transforms
-from shardline.trainer.data.examples import Prepare, parse_batch
+from shardline.trainer.data.examples import Inputs, Prepare, parse_batch
 from shardline.trainer.keras_compat.tensorflow_internals import short_error
 from shardline.trainer.manifest import CLASS, Manifest
 from shardline.trainer.models import Heads, read_heads, to_predictions
@@ -91,16 +91,7 @@ def export_model(
     functions = signatures.make_signatures(model, manifest, heads, prepare)
     model_store.clear(out)
     saved_model = out / model_store.SAVED_MODEL
-    # The endpoints include their variables; `track(model)` would store each of them a second time.
-    archive = keras.export.ExportArchive()
-    if prepared:
-        archive.track(prepared)
-    for name, function in functions.items():
-        archive.add_endpoint(name, function)
-    for part in tf.train.TrackableView(model).descendants():
-        if isinstance(part, tf.saved_model.experimental.TrackableResource):  # the table of a vocabulary
-            archive.track(part)
-    archive.write_out(saved_model, verbose=False)
+    _write(saved_model, functions, (model, prepared))
     if model_file is not None:
         _copy_model(model_file, out)
     loaded = tf.saved_model.load(str(saved_model))
@@ -122,6 +113,17 @@ def export_model(
         )
     export.write(out)
     return export, loaded
+
+
+def _write(path: Path, functions: Mapping[str, Any], parts: Sequence[Any]) -> None:
+    """Writes a SavedModel with signatures, their variables, and the vocabularies' tables in the parts."""
+    # TensorFlow would trace a function that is an attribute again, as those of Keras' ExportArchive.
+    concrete = {name: function.get_concrete_function() for name, function in functions.items()}
+    module, table = tf.Module(), tf.saved_model.experimental.TrackableResource
+    module.used = list({id(each): each for one in concrete.values() for each in one.variables}.values())
+    views = [tf.train.TrackableView(part) for part in parts if part is not None]
+    module.tables = [each for view in views for each in view.descendants() if isinstance(each, table)]
+    tf.saved_model.save(module, str(path), concrete)
 
 
 def take_samples(
@@ -159,16 +161,17 @@ def measure_difference(
     names = name_outputs(labels)
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def trained(inputs: Any) -> dict[str, tf.Tensor]:
+    def trained(examples: tf.Tensor) -> tuple[Inputs, dict[str, tf.Tensor]]:
+        inputs, _ = parse_batch(examples, manifest.inputs, labels)
         outputs = model(prepare(inputs) if prepare else inputs, training=False)
-        return to_predictions(model, outputs, heads, labels)
+        return inputs, to_predictions(model, outputs, heads, labels)
 
     largest = 0.0
     try:
         for start in range(0, len(samples), 64):
             examples = tf.constant(samples[start : start + 64])
-            inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
-            expected = {label: values.numpy() for label, values in trained(inputs).items()}
+            inputs, answers = trained(examples)
+            expected = {label: values.numpy() for label, values in answers.items()}
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 answer = loaded.signatures[name](**request)
                 for label, wanted in expected.items():

@@ -376,8 +376,8 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
         columns = {names[column]: values for column, values in inputs.items()}
         return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
     stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
-    images = tf.stack([encode_stored(image, manifest.image) for image in stored])
-    return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
+    images = {IMAGES: encode_stored(stored, manifest.image)}
+    return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: images, TENSOR: {PIXELS: inputs}}
 
 
 def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
