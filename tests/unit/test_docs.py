@@ -45,7 +45,7 @@ PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain
 
 COMMANDS = commands()
 #: The pages of which a part is for readers with a clone only.
-OF_CLONES = ("README.md", "CONTRIBUTING.md", "security.md")
+OF_CLONES = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "security.md")
 #: The pages that name files of the repository.
 OF_FILES = (ROOT / "CONTRIBUTING.md").read_text()
 

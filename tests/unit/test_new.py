@@ -45,7 +45,7 @@ def test_it_holds_all_that_is_needed_and_no_placeholder_of_the_template(project:
     written = {path.relative_to(project): path for path in project.rglob("*") if path.is_file()}
     text = "\n".join(path.read_text() for path in written.values())
 
-    wanted = "Makefile README.md settings.toml schedules.toml params.toml params/vertex.toml "
+    wanted = "Makefile README.md AGENTS.md settings.toml schedules.toml params.toml params/vertex.toml "
     wanted += "requirements.txt leafnet/model.py leafnet/source.py tests/test_leafnet.py .gitignore "
     wanted += ".github/workflows/ci.yaml Dockerfile .dockerignore cloudbuild.yaml constraints.txt"
     assert {Path(name) for name in wanted.split()} <= set(written)
