@@ -15,7 +15,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")), *sorted((ROOT / "docs").glob("*.md"))]
+_FIRST = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
+PAGES = [*(ROOT / name for name in _FIRST), *sorted((ROOT / "docs").glob("*.md"))]
 
 #: Stands before a block of commands that speak to the platform. They are parsed, and those that have
 #: --dry-run are run with it.

@@ -37,6 +37,7 @@ def commands(program: str) -> list[list[str]]:
     [
         ("vendor.github-workflows", [*WORKFLOWS, TEMPLATE / "dot_github" / "workflows" / "ci.yaml"]),
         ("vendor.cloudbuild", [ROOT / "cloudbuild.yaml"]),
+        ("vendor.github-issue-forms", [*(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yaml")]),
     ],
 )
 def test_a_file_is_as_its_platform_wants_it(schema: str, paths: list[Path]) -> None:
