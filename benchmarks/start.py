@@ -23,11 +23,9 @@ from pathlib import Path
 
 import psutil
 
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import start
+from shardline.pipelines.local.job import CustomJob, run_job
+from shardline.pipelines.local.process import GuardedProcess, Launch, start_fork_server
 from shardline.pipelines.local.process.processes import with_safe_path
-from shardline.pipelines.local.process.start import SERVER_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 
@@ -74,9 +72,11 @@ def _cpu_seconds() -> float:
 def ready(dataset: str, out: str, replicas: str) -> None:
     """Measures a job that finds a fork server ready, as it does in a pipeline."""
     os.environ.update(with_safe_path(os.environ))  # as there, or nothing could be forked
-    with start.fork_server(os.environ, "shardline.trainer.train") as os.environ[SERVER_VARIABLE]:
-        command = [sys.executable, "-m", start.__name__, sys.executable, "-m", "shardline.trainer.task", "-h"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)  # waits for it to be ready
+    with start_fork_server(["shardline.trainer.train"]):
+        command = [sys.executable, "-m", "shardline.trainer.task", "-h"]
+        GuardedProcess(
+            Launch(command, os.environ), lambda line: None
+        ).run_to_end()  # waits for it to be ready
         print(json.dumps(measure(Path(dataset), Path(out), int(replicas), forked=True)), flush=True)
 
 

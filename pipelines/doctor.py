@@ -117,14 +117,14 @@ def _compare(what: str, found: str, amount: int, limits: tuple[int, int], fix: s
 def _memory_and_network() -> Iterator[Diagnosis]:
     import psutil
 
-    from shardline.pipelines.local.process import network
+    from shardline.pipelines.local.process import REMEDY, isolation_unavailable
 
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
     yield _compare("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
-    if reason := network.isolation_unavailable():
+    if reason := isolation_unavailable():
         found = f"jobs share this machine's network, which exposes their servers: {reason}"
-        yield warning("network", found, network.REMEDY)
+        yield warning("network", found, REMEDY)
     else:
         found = "a job with several replicas has its own network, which cannot be reached from outside"
         yield ok("network", found)
@@ -139,16 +139,15 @@ assert total == [{_REPLICAS}], f"{_REPLICAS} replicas added up to {{total}}"
 
 
 def _toy_job() -> Diagnosis:
-    from shardline.pipelines.local.job.custom_job import CustomJob
-    from shardline.pipelines.local.job.supervisor import run_job
-    from shardline.pipelines.local.process import processes
+    from shardline.pipelines.local.job import CustomJob, run_job
+    from shardline.pipelines.local.process import scratch_directory
     from shardline.trainer.base import progress
     from shardline.trainer.base.errors import ShardlineError
 
     command = (sys.executable, "-c", _SUM)
     job = CustomJob.with_roles(command, _REPLICAS, timeout=120.0, disable_retries=True)
     began = time.monotonic()
-    with processes.scratch_directory() as directory:
+    with scratch_directory() as directory:
         try:
             with progress.sink(lambda event: None):
                 run_job(job, directory / "logs", topic="handshake")

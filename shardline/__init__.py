@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardline.components.validate import Gate as Gate
     from shardline.components.validate.validation import validate as validate
     from shardline.pipelines.compile import compile_pipeline as compile_pipeline
-    from shardline.pipelines.local.launch import launch as launch
-    from shardline.pipelines.local.run import run_pipeline as run_pipeline
+    from shardline.pipelines.local import launch as launch
+    from shardline.pipelines.local import run_pipeline as run_pipeline
     from shardline.trainer.base.errors import ShardlineError as ShardlineError
     from shardline.trainer.base.settings import TrainSettings as TrainSettings
     from shardline.trainer.fit import evaluate as evaluate
@@ -51,8 +51,7 @@ _MODULES = {
     "shardline.components.validate": ("Gate",),
     "shardline.components.validate.validation": ("validate",),
     "shardline.pipelines.compile": ("compile_pipeline",),
-    "shardline.pipelines.local.launch": ("launch",),
-    "shardline.pipelines.local.run": ("run_pipeline",),
+    "shardline.pipelines.local": ("launch", "run_pipeline"),
     "shardline.trainer.base.errors": ("ShardlineError",),
     "shardline.trainer.base.settings": ("TrainSettings",),
     "shardline.trainer.manifest": ("DatasetInfo", "Feature", "Label", "Manifest"),

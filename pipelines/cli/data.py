@@ -25,7 +25,7 @@ from shardline.pipelines.cli.options import (
     show,
     show_json,
 )
-from shardline.pipelines.local.terminal import foreground
+from shardline.pipelines.local import foreground
 from shardline.pipelines.settings import split_pairs
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_keys
@@ -243,9 +243,9 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 
     training, gate, readers, servers = rehearsal_arguments(load_pipeline(pipeline), given or {})
     from shardline.components.rehearse import rehearsal
-    from shardline.pipelines.local.process import processes
+    from shardline.pipelines.local.process import scratch_as_tempdir
 
-    with foreground(), processes.scratch_as_tempdir():
+    with foreground(), scratch_as_tempdir():
         rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
 
 
@@ -294,10 +294,10 @@ def validate(
     tensorflow_internals.import_tensorflow()
     from shardline.components.text import print_rows
     from shardline.components.validate import validation
-    from shardline.pipelines.local.process import processes
+    from shardline.pipelines.local.process import scratch_as_tempdir
 
     # TensorFlow writes the code that it generates to temporary files.
-    with foreground(), processes.scratch_as_tempdir():
+    with foreground(), scratch_as_tempdir():
         outcome = validation.validate(model, dataset, out, gate=judging, model_function=model_function)
     if judging.champion_uri and outcome.blessing.blessed:
         command = ["shardline", "champion", "promote", judging.champion_uri, f"{out.absolute()}/"]

@@ -30,7 +30,7 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.cli.runs import cancel, explain, launch, logs, run, status, submit, train, upload
 from shardline.pipelines.cli.schedule import schedule
-from shardline.pipelines.local.terminal import foreground
+from shardline.pipelines.local import foreground
 from shardline.pipelines.project import KINDS
 from shardline.pipelines.settings import (
     load_environment,

@@ -35,7 +35,7 @@ from shardline.pipelines.cli.options import (
     show_table,
     typed,
 )
-from shardline.pipelines.local.terminal import foreground
+from shardline.pipelines.local import foreground
 from shardline.pipelines.settings import (
     Environment,
     is_filled_in,
@@ -112,7 +112,7 @@ def run(
     continues training from a copy of its checkpoints.
     """
     _require_local(_EVERY_RUN)
-    from shardline.pipelines.local.run import failed_run, run_pipeline, with_checkpoints
+    from shardline.pipelines.local import failed_run, run_pipeline, with_checkpoints
 
     failed = None
     if resume is not None:
@@ -164,11 +164,11 @@ def launch(program: str, arguments: tuple[str, ...], module: bool, **options: An
       shardline launch 2 --restarts 1 -m -- package.program --epochs 3
     """  # noqa: D301  # click wants the character itself
     _require_local(_EVERY_RUN)
-    from shardline.pipelines.local import launch as launching
+    from shardline.pipelines import local
 
     if program == "-m" and arguments:
         module, program, arguments = True, arguments[0], arguments[1:]
-    launching.launch(program, arguments=arguments, module=module, **options)
+    local.launch(program, arguments=arguments, module=module, **options)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -201,8 +201,7 @@ def train(
     TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
     from shardline.components.text import print_rows
-    from shardline.pipelines.local.job.custom_job import CustomJob
-    from shardline.pipelines.local.job.supervisor import parse_injection, run_job
+    from shardline.pipelines.local.job import CustomJob, parse_injection, run_job
     from shardline.trainer import manifest as manifests
     from shardline.trainer import task
     from shardline.trainer.base import plugins

@@ -6,8 +6,6 @@ one process to end in order to stop a run.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import re
@@ -17,42 +15,38 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from shardline.components.runs import RunDirectory
-from shardline.pipelines.local import kfp_internals
-from shardline.pipelines.local.process import guardian, processes, start
-from shardline.pipelines.local.process.start import SERVER_VARIABLE
-from shardline.trainer.base import progress
-from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.pipelines.local import kfp_internals, process
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import PipelineError, RunError, SettingsError
 
 #: Topic of this process's own errors; a task's error says more.
 TOPIC = "pipeline"
 
-#: Modules that tasks forked from the server import, and a pattern for those that components' sources name.
-_PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
-IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+)[\s\\]+import")
 #: Codes that colour a text in a terminal.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -> None:
+def main(pipeline: str, parameters: str, root: str, scratch: str, *modules: str) -> None:
     """Runs the pipeline in a localized YAML file with the parameters in a JSON file.
 
     Outputs of tasks are below `root`. The directory `scratch` is for temporary files, and removed at the end
-    by this process or by `parent`, which started it.
+    by this process or by the one that created it. The modules are those of the fork server.
     """
 
     def end(signum: int, _frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_IGN)
-        processes.stop_descendants()
+        process.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
         # Not SystemExit: kfp would wait for its threads, which may start the next task.
         os._exit(128 + signum)
 
-    guardian.exit_with_parent(int(parent), signal.SIGTERM)
+    process.exit_with_parent(os.getppid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, end)
     # Lightweight components leave their source in temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
@@ -60,19 +54,15 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     kfp_internals.hide_directory_docker()
     kfp_internals.skip_client_import()
     try:
-        text = Path(pipeline).read_text(encoding="utf-8").replace(start.PARENT, f"--parent={os.getpid()}")
-        with processes.adopted_orphans(), contextlib.ExitStack() as held, progress.exit_on_error(TOPIC):
-            if start.__name__ in text:
-                # It loads TensorFlow for later tasks, while the first tasks, without TensorFlow, run.
-                server = start.fork_server(os.environ, *_PRELOADED, *sorted({*IMPORTED.findall(text)}))
-                os.environ[SERVER_VARIABLE] = held.enter_context(server)
-            _run(text, json.loads(Path(parameters).read_text()), root)
+        text = files.read_text(Path(pipeline), PipelineError)
+        # It loads TensorFlow for later tasks, while the first tasks, without TensorFlow, run.
+        with process.adopted_orphans(), progress.exit_on_error(TOPIC), process.start_fork_server(modules):
+            _run_localized(text, files.read_json(Path(parameters), PipelineError), root)
     finally:
-        processes.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
+def _run_localized(pipeline: str, parameters: dict[str, Any], root: str) -> None:
     from kfp import components, local
 
     # Images, resources and display names have no effect here, and kfp says so for each task.
@@ -87,7 +77,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
     )
     kfp_internals.pass_values_as_the_platform_does()
     kfp_internals.run_loops_as_the_platform_does()
-    kfp_internals.accept_mistakes()
+    kfp_internals.run_commands_by(_run_command)
     kfp_internals.resolve_imports_in(RunDirectory(Path(root).parent).buckets)
     skipped = kfp_internals.SkippedConditions()
     logging.getLogger().addHandler(skipped)
@@ -108,10 +98,18 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         )
 
 
+def _run_command(full_command: list[str], env_vars: Mapping[str, str] | None = None) -> int:
+    """Runs the command of a task as kfp.local does, but guarded, and forked where that is possible."""
+    launch = process.Launch(full_command, {**os.environ, **(env_vars or {})})
+    # A job stops its own replicas first.
+    task = process.GuardedProcess(launch, lambda line: print(line.replace("\r", "\n")), grace=7)
+    code = task.run_to_end()
+    print("\n")
+    return code
+
+
 if __name__ == "__main__":
     with progress.exit_on_error(TOPIC):
-        if len(sys.argv) != 6 or not sys.argv[5].isdecimal():
-            raise SettingsError(
-                "arguments are PIPELINE PARAMETERS ROOT SCRATCH PARENT, as of 'shardline run'"
-            )
+        if len(sys.argv) < 5:
+            raise SettingsError("arguments are PIPELINE PARAMETERS ROOT SCRATCH, as of 'shardline run'")
         main(*sys.argv[1:])

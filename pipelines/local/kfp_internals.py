@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def run_loops_as_the_platform_does() -> None:
     evaluator = enhanced_dag_orchestrator.ConditionEvaluator
     resolve = evaluator._resolve_pipeline_channel
 
-    def run(*, task_name: str, task_spec: Any, components: Any, io_store: Any, **others: Any) -> Any:
+    def run_loop(*, task_name: str, task_spec: Any, components: Any, io_store: Any, **others: Any) -> Any:
         outputs = components[task_spec.component_ref.name].output_definitions
         for name in [*outputs.parameters, *outputs.artifacts]:
             io_store.put_task_output(task_name, name, [])
@@ -188,7 +188,7 @@ def run_loops_as_the_platform_does() -> None:
         except ValueError:
             return resolve(name, io_store)
 
-    enhanced_dag_orchestrator._run_parallel_for_task = run
+    enhanced_dag_orchestrator._run_parallel_for_task = run_loop
     task_spec_utils.create_parameter_loop_iteration_task_spec = iteration
     evaluator._resolve_pipeline_channel = staticmethod(resolve_input)
 
@@ -197,15 +197,19 @@ class _MistakeError(Exception):
     """Ends the attempts of a task."""
 
 
-def accept_mistakes() -> None:
-    """Keeps a task that ended with EXIT_BAD_INPUT from being tried again (orchestrator/task_executor.py)."""
+def run_commands_by(start: Callable[..., int]) -> None:
+    """Makes `start` run tasks' commands; a task that ended with EXIT_BAD_INPUT is not tried again.
+
+    Its arguments are those of `run_local_subprocess` in subprocess_task_handler.py; the attempts are made in
+    orchestrator/task_executor.py.
+    """
     from kfp.local import status, subprocess_task_handler
     from kfp.local.orchestrator import task_executor
 
-    start, execute = subprocess_task_handler.run_local_subprocess, task_executor.execute_single_task
-    sleep, last = task_executor.time.sleep, threading.local()
+    execute, sleep = task_executor.execute_single_task, task_executor.time.sleep
+    last = threading.local()
 
-    def run(**options: Any) -> int:
+    def run_command(**options: Any) -> int:
         last.code = start(**options)
         return int(last.code)
 
@@ -220,7 +224,7 @@ def accept_mistakes() -> None:
         except _MistakeError:
             return {}, status.Status.FAILURE
 
-    subprocess_task_handler.run_local_subprocess = run
+    subprocess_task_handler.run_local_subprocess = run_command
     task_executor.time = types.SimpleNamespace(sleep=pause)
     task_executor.execute_single_task = execute_once
 

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from shardline.components.custom_job import mapping_at
 from shardline.components.runs import RunDirectory
-from shardline.pipelines.local.job.custom_job import parse_payload, read_request
-from shardline.pipelines.local.job.supervisor import parse_injection, run_job
-from shardline.pipelines.local.process import processes
-from shardline.pipelines.local.process.network import CHOICES
+from shardline.pipelines.local import process
+from shardline.pipelines.local.job import parse_injection, parse_payload, read_request, run_job
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError
 from shardline.trainer.base.progress import exit_on_error, report
@@ -32,21 +30,19 @@ Resources = list[dict[str, str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the stub of a launcher with the launcher's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", choices=tuple(_STUBS))
+    parser.add_argument("name", choices=tuple(STUBS))
     parser.add_argument("--executor_input", required=True)
     for option in ("--payload", "--gcp_resources"):
         parser.add_argument(option, default="")
     for ignored in ("--marker", "--type", "--project", "--location", "--parent_model_name"):
         parser.add_argument(ignored)
-    parser.add_argument("--network", default=CHOICES[0])
+    parser.add_argument("--network", default="auto")
     parser.add_argument("--inject", type=parse_injection, action="append", default=[])
     options = parser.parse_args(argv)
-    topic, stub = _STUBS[options.name]
-    with processes.adopted_orphans(), exit_on_error(topic):
-        try:
+    topic, stub = STUBS[options.name]
+    with exit_on_error(topic):
+        with process.adopted_orphans(0):  # of a replica whose guardian was killed
             resources = stub(options)
-        finally:
-            processes.stop_descendants(0)  # of a replica whose guardian was killed
         if options.gcp_resources:
             path = Path(options.gcp_resources)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,16 +55,11 @@ def _custom_job(options: argparse.Namespace) -> None:
 
 
 def _tuning_job(options: argparse.Namespace) -> Resources:
-    from shardline.pipelines.local.job import tuning
+    from shardline.pipelines.local.job.tuning import run_tuning_job
 
     payload, logs = read_request(options.payload, options.name), _logs(options)
-    with processes.stop_on_signals():
-        trials = tuning.run_trials(
-            payload, options.executor_input, logs, show_line=_print_line, network=options.network
-        )
-    job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
-    job.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(job, tuning.tuning_job_json(payload, trials))
+    job = Path(options.gcp_resources).with_name("tuning_job.json")
+    run_tuning_job(payload, options.executor_input, logs, job, show_line=_print_line, network=options.network)
     return [{"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}]
 
 
@@ -88,7 +79,7 @@ def _leave_out(options: argparse.Namespace) -> None:
     request = read_request(options.payload or "{}", options.name)
     name = str(request.get("display_name") or mapping_at(request, "deployed_model").get("display_name") or "")
     of = f" of {name!r}" if name else ""
-    report(_STUBS[options.name][0], f"a local run leaves out {options.name}{of}; on Vertex AI it would run")
+    report(STUBS[options.name][0], f"a local run leaves out {options.name}{of}; on Vertex AI it would run")
     if artifact := _ARTIFACTS.get(options.name):
         from google_cloud_pipeline_components.container.utils import artifact_utils
 
@@ -99,7 +90,7 @@ def _leave_out(options: argparse.Namespace) -> None:
 #: Output artifacts of launchers that create a resource.
 _ARTIFACTS = {"UploadModel": "model", "CreateEndpoint": "endpoint"}
 #: Topic and function of each stub, by the launcher's --type.
-_STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] = {
+STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources | None]]] = {
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
     "UploadModel": ("register", _leave_out),

@@ -19,23 +19,22 @@ from typing import Any
 
 from shardline.components.custom_job import launcher_type, list_at, mapping_at
 from shardline.pipelines.check import Pipeline
-from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
+from shardline.pipelines.local import launcher_stubs, process
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,
     adapt_condition,
     split_installation,
 )
-from shardline.pipelines.local.process import start
 from shardline.pipelines.spec import all_tasks
 from shardline.trainer.base.errors import PipelineError
 
-#: Launchers that have a stub.
-_STUBS = (
-    *("CustomJob", "HyperparameterTuningJob", "UploadModel", "CreateEndpoint", "DeployModel"),
-    *("BatchPredictionJob", "VertexNotificationEmail"),
-)
-_STUB_COMMAND = ("python3", "-u", "-m", start.STUBS_MODULE)
+_STUB_COMMAND = ("python3", "-u", "-m", launcher_stubs.__name__)
+
+#: Modules that tasks forked from the server import, and a pattern for those that components' sources name.
+_PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
+_IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)[.\w]*) import")
 
 _LOCAL_VALUES = {
     "json_escape[1]": EXECUTOR_INPUT_MARKER,
@@ -89,8 +88,7 @@ def localize(
             command = split_installation(command)[1]
         else:
             command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
-        forked = ["python3", "-m", start.__name__, start.PARENT] if start.forkable_program(command) else []
-        container["command"] = forked + command
+        container["command"] = command
     _adapt_tasks(local, spec)
     for component in (local["root"], *local["components"].values()):
         if "dag" in component:
@@ -100,9 +98,17 @@ def localize(
     return local
 
 
+def preloaded_modules(local: Mapping[str, Any]) -> list[str]:
+    """Returns what the fork server of a localized pipeline imports; nothing where it can fork no task."""
+    executors = local["deploymentSpec"]["executors"].values()
+    if not any(process.forkable_program(list_at(one, "container", "command")) for one in executors):
+        return []
+    return [*_PRELOADED, *sorted({*_IMPORTED.findall(json.dumps(local))})]
+
+
 def stub_name(container: Mapping[str, Any]) -> str:
     """Returns the name of the stub for the launcher that a container runs; "" for none."""
-    return name if (name := launcher_type(container)) in _STUBS else ""
+    return name if (name := launcher_type(container)) in launcher_stubs.STUBS else ""
 
 
 def _adapt_tasks(local: dict[str, Any], spec: dict[str, Any]) -> None:

@@ -8,11 +8,9 @@ import hashlib
 import os
 import platform
 import re
-import select
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
@@ -26,11 +24,15 @@ import yaml
 
 from shardline.components import text as summary
 from shardline.components.runs import Run, RunDirectory, RunState, TaskLog
-from shardline.pipelines.local import execute
-from shardline.pipelines.local.job.supervisor import LineBuffer, parse_injection
-from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
-from shardline.pipelines.local.process import processes
-from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, with_safe_path
+from shardline.pipelines.local import execute, process
+from shardline.pipelines.local.job import parse_injection
+from shardline.pipelines.local.localize import (
+    check_runnable,
+    has_custom_jobs,
+    localize,
+    localize_value,
+    preloaded_modules,
+)
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, foreground
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, defaults, parse_pipeline, read_pipeline
@@ -137,41 +139,27 @@ class Execution:
 
     def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
         """Runs the executing process to its end, and stops every process that it has started."""
-        directory, variable = self.run.directory, RunDirectory.VARIABLE
+        directory = self.run.directory
         pipeline, values = directory / "localized.yaml", directory / "parameters.json"
         files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
         files.write_json(values, parameters)
         arguments = [str(path) for path in (pipeline, values, directory / "outputs")]
-        inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
+        variables = {
+            RunDirectory.VARIABLE: str(directory),
+            crash.DIRECTORY_VARIABLE: str(directory / "crashes"),
+        }
         with (
-            processes.scratch_directory() as temporary,
+            process.scratch_directory() as temporary,
             RunDirectory(directory).log.open("w", encoding="utf-8") as log,
-            processes.adopted_orphans(),
         ):
-            child = subprocess.Popen(
-                [sys.executable, "-m", execute.__name__, *arguments, str(temporary), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={
-                    **with_safe_path(inherited),
-                    "PYTHONUNBUFFERED": "1",
-                    progress.EVENTS_VARIABLE: progress.secret(),
-                    variable: str(directory),
-                    crash.DIRECTORY_VARIABLE: str(directory / "crashes"),
-                },
-                start_new_session=True,
+            command = [sys.executable, "-m", execute.__name__, *arguments, str(temporary)]
+            command += preloaded_modules(localized)
+            child = process.GuardedProcess(
+                process.Launch(command, process.child_environment(variables)),
+                lambda line: self._handle_line(line, log, terminal),
+                grace=int(process.GRACE_S) + 2,  # it stops its own descendants first
             )
-            try:
-                for line in _output(child):
-                    if line is None:
-                        self._heartbeat.report_if_due()
-                    else:
-                        self._handle_line(line, log, terminal)
-            finally:
-                with processes.ignore_stop_signals():
-                    self.exit_code = _end(child)
-                    processes.stop_descendants(with_variable=(variable, str(directory)))
+            self.exit_code = child.run_to_end(self._heartbeat.report_if_due)
 
     def raise_failure(self) -> None:
         """Raises ProcessFailedError if the run has failed: with the failed task's error if it has one."""
@@ -179,12 +167,12 @@ class Execution:
             return
         own = [event for event in self.errors if event.topic != execute.TOPIC]
         if own:
-            raise processes.ProcessFailedError(own[-1].text, own[-1].exit_code)
+            raise process.ProcessFailedError(own[-1].text, own[-1].exit_code)
         for line in self.tail:
             progress.report(execute.TOPIC, f"| {line}")
         texts = [event.text for event in self.errors]
-        text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
-        raise processes.ProcessFailedError(f"{text} (log: {RunDirectory(self.run.directory).log})")
+        text = texts[-1] if texts else f"the executing process {process.describe_exit(self.exit_code)}"
+        raise process.ProcessFailedError(f"{text} (log: {RunDirectory(self.run.directory).log})")
 
     def end(self, state: RunState, error: str | None = None) -> Run:
         """Shows and records the end of the run, and returns it."""
@@ -229,37 +217,6 @@ class Execution:
             progress.emit(event)
 
 
-def _output(child: subprocess.Popen[bytes]) -> Iterator[str | None]:
-    """Yields the child's lines until it has ended, and None at least once a second."""
-    assert child.stdout is not None
-    output = child.stdout.fileno()
-    os.set_blocking(output, False)
-    buffer = LineBuffer()
-    with open(os.pidfd_open(child.pid), "rb", 0) as pidfd:
-        watched, ready = [output, pidfd.fileno()], []
-        while pidfd.fileno() not in ready:
-            ready = select.select(watched, [], [], 1.0)[0]
-            yield None
-            with contextlib.suppress(BlockingIOError):
-                while data := os.read(output, 1 << 16):
-                    yield from buffer.feed(data)
-                watched = [pidfd.fileno()]  # end of file
-    yield from buffer.flush()
-
-
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Ends the executing process, which ends all processes that it has started; returns its exit status."""
-    child.terminate()
-    try:
-        code = child.wait(processes.GRACE_S + 2)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        code = child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
-    return code
-
-
 def run_pipeline(
     path: Path,
     parameters: Mapping[str, Any],
@@ -283,7 +240,7 @@ def run_pipeline(
         SettingsError: When an injection is malformed, or the run directory cannot be written.
         ProcessFailedError: When a task failed; exit_code says whether by a user error.
         RunError: When a blessing is required and there is none.
-        processes.Stopped: When a signal (SIGINT, SIGTERM, SIGHUP) stopped this process.
+        Stopped: When a signal (SIGINT, SIGTERM, SIGHUP) stopped this process.
     """
     stream = stream or sys.stdout
     content = read_pipeline(path)
@@ -304,11 +261,11 @@ def run_pipeline(
         _make_champion_directory(runs_dir, complete)
         execution = Execution(run, stream)
         try:
-            with processes.stop_on_signals(), foreground(stream, facts=False) as terminal:
+            with process.stop_on_signals(), foreground(stream, facts=False) as terminal:
                 progress.report("run", f"{name} in {run.resource.removeprefix(f'{Path.cwd()}/')}")
                 execution.watch(localized, values, terminal)
                 execution.raise_failure()
-        except processes.Stopped as error:
+        except process.Stopped as error:
             execution.end("cancelled", f"stopped by {error.signal_name}")
             raise
         except Exception as failure:

@@ -17,7 +17,7 @@ from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPo
 from shardline.components.train.component import custom_job
 from shardline.pipelines.check import Pipeline, Target, check_run
 from shardline.pipelines.compile import compile_pipeline
-from shardline.pipelines.local.run import run_pipeline
+from shardline.pipelines.local import run_pipeline
 from shardline.pipelines.settings import load_settings
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import check_spec, codes

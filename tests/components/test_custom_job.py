@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import network
-from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.pipelines.local.job import CustomJob, run_job
+from shardline.pipelines.local.process import ProcessFailedError, network
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
 from shardline.trainer.base.progress import Event
@@ -237,7 +235,7 @@ def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None
 
 
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardline.pipelines.local.process.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.process.GRACE_S", 0.3)
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.raises(RunError, match=r"timeout of 1 s has passed"):
         run_job(make_job(program, timeout=1.0), tmp_path)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.job import supervisor
-from shardline.pipelines.local.job.supervisor import parse_injection, run_job
-from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.pipelines.local.job import parse_injection, run_job, supervisor
+from shardline.pipelines.local.process import ProcessFailedError
 from shardline.trainer.base.progress import Event
 from tests.helpers.jobs import make_job
 
@@ -157,7 +156,7 @@ def _drill(logs: Path, program: str, *injections: str, workers: int = 1, **setti
 def test_a_preempted_replica_saves_and_comes_back(
     tmp_path: Path, events: list[Event], marks: Path, monkeypatch: pytest.MonkeyPatch, whole_job: bool
 ) -> None:
-    monkeypatch.setattr("shardline.pipelines.local.process.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.process.GRACE_S", 0.3)
     program = f"""
         if {whole_job} and chief and Path(os.environ["MARKS"], "chief-0.starts").exists():
             Path(os.environ["GO"]).touch()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.process import processes
 from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.helpers.jobs import PRELUDE, eventually, marked

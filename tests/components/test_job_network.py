@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import namespace, network
-from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.pipelines.local.job import run_job
+from shardline.pipelines.local.process import ProcessFailedError, guardian, network
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError
 from shardline.trainer.base.progress import Event
 from tests.helpers.jobs import eventually, make_job
@@ -85,7 +84,7 @@ def test_one_replica_which_serves_nobody_keeps_the_machines_network(
 
 _JOB = """
 from pathlib import Path
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.job import run_job
 from tests.helpers.jobs import make_job
 run_job(make_job({program!r}), Path({logs!r}), network={network!r})
 """
@@ -129,10 +128,10 @@ def test_root_without_the_right_to_administer_keeps_other_users_files(tmp_path: 
 def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that gives no namespaces."""
     refusing = tmp_path / "refusing.py"
-    source, end = Path(namespace.__file__).read_text(), 'if __name__ == "__main__":'
+    source, end = Path(guardian.__file__).read_text(), 'if __name__ == "__main__":'
     refusal = "def make_namespaces(): raise PermissionError(1, 'no new namespace: forbidden')"
     refusing.write_text(source.replace(end, f"{refusal}\n\n{end}"))
-    monkeypatch.setattr(namespace, "__file__", str(refusing))
+    monkeypatch.setattr(guardian, "__file__", str(refusing))
 
 
 @pytest.mark.usefixtures("forbidden")

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 
 import shardline
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local.job import supervisor
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.pipelines.local.job import CustomJob, supervisor
+from shardline.pipelines.local.process import ProcessFailedError
 from shardline.trainer.base.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -272,7 +271,7 @@ def test_whose_strategy_is_made_first(
     here: Path, monkeypatch: pytest.MonkeyPatch, text: str, strategy: bool | None, made: bool
 ) -> None:
     jobs: list[CustomJob] = []
-    monkeypatch.setattr("shardline.pipelines.local.launch.run_job", lambda job, *_, **__: jobs.append(job))
+    monkeypatch.setattr("shardline.pipelines.local.program.run_job", lambda job, *_, **__: jobs.append(job))
     Path("program.py").write_text(text)
     Path("helper").mkdir()
     Path("helper/__init__.py").touch()

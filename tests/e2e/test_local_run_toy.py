@@ -21,8 +21,8 @@ import pytest
 from kfp import compiler
 
 from shardline.components.runs import RunDirectory
-from shardline.pipelines.local.process.processes import ProcessFailedError
-from shardline.pipelines.local.run import run_pipeline
+from shardline.pipelines.local import run_pipeline
+from shardline.pipelines.local.process import ProcessFailedError
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
@@ -338,7 +338,7 @@ def _start_hanging(toy: Path, runs: Path) -> tuple[subprocess.Popen[str], list[p
 )
 def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum: int, code: int) -> None:
     process, started = _start_hanging(toy, runs)
-    # Executor, fork server, starter, the guardian and the process of the task; and for
+    # Executor and its guardian, fork server, the guardian and the process of the task; and for
     # each replica guardian, shell, program and a child in a session of its own.
     assert len(started) == 13
     process.send_signal(signum)
@@ -353,8 +353,8 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     "victim",
     [
         pytest.param("shardline.pipelines.local.execute", marks=pytest.mark.matrix),
-        "shardline.pipelines.local.process.start --serve",
-        pytest.param("shardline.pipelines.local.process.start --parent", marks=pytest.mark.matrix),
+        "shardline.pipelines.local.process.fork_server",
+        pytest.param("guardian.py", marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local import run_pipeline
+from shardline.pipelines.local.job import CustomJob, run_job
 from shardline.pipelines.local.process.processes import with_safe_path
-from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import pool
 

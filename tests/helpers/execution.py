@@ -26,7 +26,7 @@ def execute(
     (directory / "scratch").mkdir()
     paths = [str(directory / name) for name in ("local.yaml", "given.json", "outputs", "scratch")]
     return subprocess.run(
-        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths, str(os.getpid())],
+        [sys.executable, "-m", "shardline.pipelines.local.execute", *paths],
         env={**(environment or os.environ), "PYTHONPATH": without_tensorflow(directory)},
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from shardline.components.custom_job import PoolSpec
-from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job import CustomJob
 
 #: What every replica's program starts with.
 PRELUDE = """

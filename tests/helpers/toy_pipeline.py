@@ -10,7 +10,7 @@ from typing import Any, List, NamedTuple, Optional  # noqa: UP035
 from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 from kfp import compiler, dsl
 
-from shardline.pipelines.local.run import run_pipeline
+from shardline.pipelines.local import run_pipeline
 from shardline.trainer.base import progress
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.supervisor import parse_injection, run_job
-from shardline.pipelines.local.process import processes, start
-from shardline.pipelines.local.process.start import Program, forkable_program
+from shardline.pipelines.local.job import CustomJob, parse_injection, run_job
+from shardline.pipelines.local.process import fork_server, processes
+from shardline.pipelines.local.process.processes import Program, forkable_program
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
 
@@ -68,13 +67,13 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     for name in ("chief-0", "worker-0"):
         lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
         assert len(lines) == 2  # one for each start
-        assert all("shardline.pipelines.local.process.start --serve" in line for line in lines)
+        assert all("shardline.pipelines.local.process.fork_server" in line for line in lines)
         assert lines[0] != lines[1]  # each draws its own random numbers
     replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
     eventually(lambda: not marked(mark), 5)
 
-    monkeypatch.setattr(start, "forkable_program", lambda command: None)
+    monkeypatch.setattr(processes, "forkable_program", lambda command: None)
     train(tmp_path / "plain")
     assert "guardian.py" in _lines(tmp_path / "plain" / "logs" / "chief-0.log")[0]
     for forked, plain in zip(_weights(tmp_path / "forked"), _weights(tmp_path / "plain"), strict=True):
@@ -140,22 +139,14 @@ def task(code: int):
 """
 
 
-def _run_task(env: dict[str, str], code: int, parent: int = 0) -> subprocess.CompletedProcess[str]:
-    """Starts a task of a pipeline as kfp.local does."""
+def _run_task(code: int) -> tuple[int, str]:
+    """Runs a task of a pipeline as a local run does; returns its exit status and output."""
     executor_input = {"inputs": {"parameterValues": {"code": code}}, "outputs": {"outputFile": os.devnull}}
     arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "task"]
-    command = [
-        sys.executable,
-        "-m",
-        "shardline.pipelines.local.process.start",
-        f"--parent={parent or os.getpid()}",
-        "sh",
-        "-ec",
-        _script(),
-        _TASK,
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+    printed: list[str] = []
+    launch = processes.Launch(["sh", "-ec", _script(), _TASK, *arguments], dict(os.environ))
+    ended = processes.GuardedProcess(launch, printed.append, grace=7).run_to_end()
+    return ended, "\n".join(printed)
 
 
 def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
@@ -164,24 +155,18 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
     mark = str(tmp_path)
     monkeypatch.setenv("TEST_MARK", mark)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with start.fork_server(os.environ) as path:
-        monkeypatch.setenv(start.SERVER_VARIABLE, path)
-        done = _run_task(dict(os.environ), 7)  # at once: it waits for the process to be ready
-        assert done.returncode == 7
-        assert "shardline.pipelines.local.process.start --serve" in done.stdout
-        assert "loaded True" in done.stdout
-        assert _run_task(dict(os.environ), 0).returncode == 0
+    with processes.start_fork_server(["shardline.trainer.train"]):
+        code, printed = _run_task(7)  # at once: it waits for the process to be ready
+        assert code == 7
+        assert "shardline.pipelines.local.process.fork_server" in printed
+        assert "loaded True" in printed
+        assert _run_task(0)[0] == 0
         # Started by itself where the process has gone: here one that does not listen any more.
-        Path(path).unlink()
-        plain = _run_task(dict(os.environ), 3)
-        assert plain.returncode == 3
-        assert "loaded False" in plain.stdout
+        Path(os.environ["SHARDLINE_FORK_SERVER"]).unlink()
+        code, printed = _run_task(3)
+        assert code == 3
+        assert "loaded False" in printed
     eventually(lambda: not marked(mark), 5)
-
-
-def test_a_task_whose_parent_died_before_it_started_does_not_run() -> None:
-    done = _run_task(dict(os.environ), 0, parent=os.getppid())
-    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_what_is_forked() -> None:
@@ -207,8 +192,8 @@ def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() 
     containers = [one["container"] for one in _compiled()["deploymentSpec"]["executors"].values()]
     env = {item["name"]: item["value"] for one in containers for item in one.get("env", [])}
     assert "SHARDLINE_TIMEOUT" in env
-    assert start.import_environment(env) == {}
-    assert start.import_environment({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
+    assert fork_server.import_environment(env) == {}
+    assert fork_server.import_environment({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
 
 
 def _script() -> str:
@@ -231,6 +216,7 @@ def test_a_long_directory_for_temporary_files_does_not_keep_a_server_from_starti
     (long := tmp_path / ("long" * 25)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
 
-    with start.fork_server(os.environ) as server:
-        assert Path(server).is_socket()
-    assert not Path(server).exists()
+    with processes.start_fork_server(["json"]):
+        server = Path(os.environ["SHARDLINE_FORK_SERVER"])
+        assert server.is_socket()
+    assert not server.exists()

@@ -13,7 +13,7 @@ from shardline.components.custom_job import ANY, whole_number
 from shardline.pipelines.check import Job, Pipeline
 from shardline.pipelines.check.job_rules import JOB_PARAMETERS
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Task, fill
-from shardline.pipelines.local.job.custom_job import parse_payload
+from shardline.pipelines.local.job import parse_payload
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import check_spec, codes, component, job, pipeline, pool, raw_job, task
 

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from shardline.pipelines.local.execute import IMPORTED
-from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
-from shardline.pipelines.local.localize import check_runnable, localize, localize_value
-from shardline.pipelines.local.process import start
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.localize import check_runnable, localize, localize_value, preloaded_modules
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.third_party_pipeline import IMAGE, elsewhere, third_party, write_pipeline
@@ -48,9 +45,7 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     launcher = ["python3", "-u", "-m", "google_cloud_pipeline_components.container.v1.custom_job.launcher"]
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
-    assert new[:3] == ["python3", "-m", "shardline.pipelines.local.process.start"]
-    assert new[3] == start.PARENT
-    assert new[4:9] == ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"]
+    assert new[:5] == ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")
@@ -172,7 +167,8 @@ def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_the_modules_that_tasks_import_are_found_in_the_folded_text_of_a_pipeline() -> None:
+def test_the_modules_that_tasks_import_are_found() -> None:
     compiled = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")
-    names = {name.rpartition(".")[2] for name in IMPORTED.findall(yaml.safe_dump(localize(compiled)))}
-    assert names == {"rehearsal", "replica", "validation"}
+    names = {name.rpartition(".")[2] for name in preloaded_modules(localize(compiled))}
+    assert names >= {"rehearsal", "validation", "train"}
+    assert preloaded_modules({"deploymentSpec": {"executors": {"exec-x": {"importer": {}}}}}) == []

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from shardline.components.runs import RunDirectory
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local.run import failed_run, with_checkpoints
+from shardline.pipelines.local import failed_run, with_checkpoints
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError
 

@@ -15,9 +15,9 @@ import pytest
 from shardline.components import text as summary
 from shardline.components.runs import RunState
 from shardline.components.runs.run import Task
+from shardline.pipelines.local import foreground
 from shardline.pipelines.local import terminal as terminals
 from shardline.pipelines.local.run import new_run, outcome_rows
-from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base.progress import Event
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

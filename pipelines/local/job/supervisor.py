@@ -8,15 +8,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
-import fcntl
 import os
 import re
 import secrets
-import select
 import selectors
 import shutil
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +22,9 @@ from typing import Any, NamedTuple
 
 from shardline.components.custom_job import ROLES
 from shardline.components.text import table, timestamp
+from shardline.pipelines.local import process
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine
-from shardline.pipelines.local.process import processes, start
-from shardline.pipelines.local.process.network import NO_NETWORK, UNREACHABLE, job_network
-from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES, ProcessFailedError, with_safe_path
-from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import (
     EXIT_BAD_INPUT,
@@ -80,32 +73,34 @@ def run_job(
     The commands run in the current directory and Python environment. The log directory, which need not exist,
     gets a log file per replica, and job.json with their starts and ends. `topic` is that of the job's own
     lines; `show_line` gets the replica's name and each line of output that is not an event. `network` is one
-    of `network.CHOICES`.
+    of `network.NETWORKS`.
 
     Raises:
         ProcessFailedError: When a replica failed; its exit_code is EXIT_BAD_INPUT after a user error, which
             is not retried.
         RunError: When the job's timeout has passed.
         PipelineError: When there is no such command, or an injection names no replica of the job.
-        processes.Stopped: When a signal stopped this process.
+        Stopped: When a signal stopped this process.
     """
     names = [member.name for member in cluster.replicas(job)]
     injector = FaultInjector(injections, names, topic)
     with (
-        processes.stop_on_signals(),
-        job_network(len(names), topic, network) as shared,
-        processes.scratch_directory() as temporary,
+        process.stop_on_signals(),
+        process.job_network(len(names), topic, network) as shared,
+        process.scratch_directory() as temporary,
     ):
         launches = make_launches(job, shared, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
         progress.report(topic, f"starting {', '.join(names)}")
-        with history.recorded(log_directory, topic), start.fork_server_for(list(launches.values())) as forks:
-
-            def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
-                return Replica(name, launches[name], log_directory, show_line, report, forks)
-
-            _RunningJob(job, injector, history, start_replica, topic).run()
+        with history.recorded(log_directory, topic), process.fork_server_of_job([*launches.values()]):
+            _RunningJob(
+                job,
+                injector,
+                history,
+                lambda name, report: Replica(name, launches[name], log_directory, show_line, report),
+                topic,
+            ).run_to_end()
         injector.end()
 
 
@@ -124,7 +119,7 @@ class History:
             {
                 "start_s": round(replica.started - self._began, 3),
                 "end_s": self._now(),
-                "exit": processes.signal_name(code) or code,
+                "exit": process.signal_name(code) or code,
                 "stopped": replica.muted,
                 "peak_memory_bytes": replica.peak_memory,
             }
@@ -158,7 +153,7 @@ class History:
         except RunError as error:
             state, message, is_user_error = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
             raise
-        except processes.Stopped as error:
+        except process.Stopped as error:
             message = f"stopped by {error.signal_name}"
             raise
         finally:
@@ -202,7 +197,7 @@ class _RunningJob:
         self._selector = selectors.DefaultSelector()
         self._deadline = time.monotonic() + (inf if job.timeout is None else job.timeout)
 
-    def run(self) -> None:
+    def run_to_end(self) -> None:
         """Starts the replicas, returns when the job has succeeded, and stops all that still run."""
         grace = 0.0
         try:
@@ -213,11 +208,11 @@ class _RunningJob:
             if len(pools) <= 2 or not pools[2].replicas:  # workers that serve a chief never end by themselves
                 self._wait_for_all(_WORKERS_END_S)
             grace = _BRIEF_GRACE_S
-        except ProcessFailedError:
+        except process.ProcessFailedError:
             grace = _BRIEF_GRACE_S
             raise
-        except (RunError, processes.Stopped):
-            grace = processes.GRACE_S
+        except (RunError, process.Stopped):
+            grace = process.GRACE_S
             raise
         finally:
             self._stop(grace)
@@ -248,7 +243,7 @@ class _RunningJob:
         """Returns whether all replicas restart or only this one, and the count: "restart 1 of 2".
 
         A replica restarts once by itself, then all restart as often as the job allows; restarts after a
-        preemption are counted separately. Raises ProcessFailedError when no restart is left.
+        preemption are counted separately. Raises process.ProcessFailedError when no restart is left.
         """
         mistaken = [item for item in (replica, *self._running.values()) if item.is_user_error]
         if mistaken or code in _USER_ERRORS:
@@ -268,12 +263,12 @@ class _RunningJob:
     def _restart_all(self, code: int, message: str) -> bool:
         if code == EXIT_RESTART:
             # The others will ask for a restart too, once they have saved their state.
-            ended = self._wait_for_all(processes.GRACE_S)
+            ended = self._wait_for_all(process.GRACE_S)
             self._awaited -= {replica.name for replica, code in ended if code == 0}
             if not self._awaited:
                 return True
             self._ask_to_end()
-            self._wait_for_all(PREEMPTION_GRACE_S - processes.GRACE_S)
+            self._wait_for_all(PREEMPTION_GRACE_S - process.GRACE_S)
         others = list(self._running.values())
         self._stop(_BRIEF_GRACE_S)
         for other in others:
@@ -306,7 +301,7 @@ class _RunningJob:
         timeout = min(max(0, until - time.monotonic()), 3600)  # the system takes 24 days at most
         ready = [key.data for key, _ in self._selector.select(timeout)]
         for replica, what in ready:
-            if what == "output" and not replica.read():
+            if what == "output" and not replica.read_output():
                 self._selector.unregister(replica.pipe)
         return [(replica, self._finish(replica)) for replica, what in ready if what == "end"]
 
@@ -326,7 +321,7 @@ class _RunningJob:
 
     def _stop(self, grace: float) -> None:
         """Ends all: SIGTERM, a grace period in seconds, then SIGKILL."""
-        with processes.ignore_stop_signals():
+        with process.ignore_stop_signals():
             if grace:
                 self._ask_to_end()
                 self._wait_for_all(grace)
@@ -352,15 +347,15 @@ def _describe_end(replica: Replica, code: int) -> str:
         return f"{replica.name} asked for a restart after {replica.age:.0f} s"
     if replica.error is not None:
         return f"{replica.name} failed after {replica.age:.0f} s: {replica.error.text}"
-    return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
+    return f"{replica.name} {process.describe_exit(code)} after {replica.age:.0f} s"
 
 
-def _job_failure(replica: Replica, code: int) -> ProcessFailedError:
-    hint = f"; {NO_NETWORK}" if replica.isolated and replica.reports_no_network else ""
+def _job_failure(replica: Replica, code: int) -> process.ProcessFailedError:
+    hint = f"; {process.NO_NETWORK}" if replica.isolated and replica.reports_no_network else ""
     if (error := replica.error) is not None:
-        return ProcessFailedError(error.text + hint, error.exit_code)
+        return process.ProcessFailedError(error.text + hint, error.exit_code)
     message = f"{_describe_end(replica, code)} (its log: {replica.log}){hint}"
-    return ProcessFailedError(message, EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED)
+    return process.ProcessFailedError(message, EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED)
 
 
 class Injection(NamedTuple):
@@ -429,7 +424,7 @@ class FaultInjector:
 
 def make_launches(
     job: CustomJob, network: tuple[Sequence[str], Sequence[int]], temporary: Path, log_directory: Path
-) -> dict[str, Launch]:
+) -> dict[str, process.Launch]:
     """Returns the launch of each replica by name, the chief first.
 
     Its environment is this process's, overridden by the pool's and the platform's. Temporary files go
@@ -438,75 +433,49 @@ def make_launches(
     """
     addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
-    inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
-    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
+    crashes = os.environ.get(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
     # "python3" in a replica's command is the Python of this environment.
-    inherited["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-    inherited |= {"PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    shared = {"PATH": path, "TMPDIR": str(temporary), crash.DIRECTORY_VARIABLE: crashes}
     launches = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         # Without what describes the platform's machines.
         own = {name: value for name, value in pool.variables.items() if name != ACCELERATORS_VARIABLE}
         env = {
-            **with_safe_path(inherited | own),
+            **process.child_environment(shared | own),
             **cluster.environment(job, member, addresses, job_id),
             **without_proxy(os.environ | own, addresses),
             SECRET_VARIABLE: secret,
-            progress.EVENTS_VARIABLE: progress.secret(),
         }
         if shutil.which(pool.argv[0], path=env["PATH"]) is None:
             raise PipelineError(
                 f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
                 "install it, or correct the command in container_spec"
             )
-        launches[member.name] = Launch(pool.argv, env, namespaces)
+        launches[member.name] = process.Launch(pool.argv, env, namespaces)
     return launches
 
 
-class LineBuffer:
-    """Buffers the bytes of one stream until a line is complete; one above 1 MiB is passed on in pieces."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Takes bytes and returns the lines that they complete, without line ends."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > 1 << 20:
-            whole.append(self._rest)
-            self._rest = b""
-        return [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
-
-    def flush(self) -> list[str]:
-        """Returns the last line when the stream has ended without a line end."""
-        return self.feed(b"\n") if self._rest else []
-
-
-class Replica:
+class Replica(process.GuardedProcess):
     """A running replica, named by role and number, as in "worker-0".
 
-    Its `control` becomes readable when it has ended (see `guardian`); `pipe` is the descriptor of its
-    standard output and standard error. Every line goes to the log file, events (`trainer.base.progress`) as
-    readable lines. Events are passed on, the first error is kept until the end of the job, and every other
-    line is shown, unless `muted`. It is `preempted` once it has the notice of a preemption. After `finish`,
-    `peak_memory` is the largest resident set of any of its processes, in bytes. `started` is a time of the
-    monotonic clock.
+    Every line goes to the log file, events (`trainer.base.progress`) as readable lines. Events are passed on,
+    the first error is kept until the end of the job, and every other line is shown, unless `muted`. It is
+    `preempted` once it has the notice of a preemption. `started` is a time of the monotonic clock.
     """
 
     def __init__(
         self,
         name: str,
-        launch: Launch,
+        launch: process.Launch,
         logs: Path,
         show: ShowLine,
         report: Callable[[Event], None],
-        server: str,
     ) -> None:
         """Starts the replica, and opens its log file in `logs` to append.
 
-        `show` receives name and line, `report` all events but errors; `server` is the path of the fork
-        server's socket, or "" (see `start`).
+        `show` receives name and line, `report` all events but errors.
         """
         self.name = name
         self.log = logs / f"{name}.log"
@@ -515,20 +484,11 @@ class Replica:
         self.reports_no_network = False
         self.isolated = bool(launch.namespaces)  # in its job's own network
         self.preempted = False
-        self.peak_memory = 0
         self._show = show
         self._report = report
-        self._buffer = LineBuffer()
-        self._file = self.log.open("a", encoding="utf-8")
+        self._file = self.log.open("a", encoding="utf-8", buffering=1)
         self.started = time.monotonic()
-        self.pipe, printed = os.pipe()
-        self.control, guardians = socket.socketpair()
-        os.set_blocking(self.pipe, False)
-        try:
-            self._pid = start.spawn(server, launch, printed, guardians.fileno())
-        finally:
-            os.close(printed)
-            guardians.close()
+        super().__init__(launch, self._handle_line)
 
     @property
     def is_user_error(self) -> bool:
@@ -540,64 +500,20 @@ class Replica:
         """Seconds since the replica was started."""
         return time.monotonic() - self.started
 
-    def read(self) -> bool:
-        """Reads available output; returns whether more may come."""
-        try:
-            data = os.read(self.pipe, 1 << 16)
-        except BlockingIOError:
-            return True
-        self._handle(self._buffer.feed(data))
-        return bool(data)
-
-    def stop(self) -> None:
-        """Asks every process of the replica to end (SIGTERM)."""
-        self._signal_group(signal.SIGTERM)
-        self._signal_group(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kills every process of the replica, in any session."""
-        with contextlib.suppress(OSError):  # it has ended
-            self.control.shutdown(socket.SHUT_WR)
-
     def finish(self) -> int:
-        """Kills the remaining processes, reads the last output, and returns the exit status."""
-        self.kill()
-        report = b""
-        if select.select([self.control], [], [], 2.0)[0]:  # time to kill its process
-            with contextlib.suppress(ConnectionError):
-                report = self.control.recv(64)
-        if not report:  # the guardian itself was killed
-            self._signal_group(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # a child of the fork server
-            os.waitpid(self._pid, 0)
-        code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
-        self.peak_memory = memory * 1024
-        # At most the capacity of the pipe: more can only come from an escaped process.
-        remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
-        with contextlib.suppress(BlockingIOError):
-            while remaining > 0 and (data := os.read(self.pipe, remaining)):
-                self._handle(self._buffer.feed(data))
-                remaining -= len(data)
-        self._handle(self._buffer.flush())
+        """Ends it, and closes its log file; returns the exit status."""
+        code = super().finish()
         self._file.close()
-        self.control.close()
-        os.close(self.pipe)
         return code
 
-    def _signal_group(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signum)
-
-    def _handle(self, lines: list[str]) -> None:
-        for line in lines:
-            event = progress.parse(line)
-            self.reports_no_network = self.reports_no_network or UNREACHABLE.search(line) is not None
-            self._file.write((line if event is None else progress.render(event)) + "\n")
-            if event is None:
-                if not self.muted:
-                    self._show(self.name, line)
-            elif event.kind != "error":
-                self._report(event)
-            elif self.error is None:
-                self.error = event
-        self._file.flush()
+    def _handle_line(self, line: str) -> None:
+        event = progress.parse(line)
+        self.reports_no_network = self.reports_no_network or process.UNREACHABLE.search(line) is not None
+        self._file.write((line if event is None else progress.render(event)) + "\n")
+        if event is None:
+            if not self.muted:
+                self._show(self.name, line)
+        elif event.kind != "error":
+            self._report(event)
+        elif self.error is None:
+            self.error = event

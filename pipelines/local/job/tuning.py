@@ -16,15 +16,14 @@ from typing import Any
 import optuna
 
 from shardline.components.custom_job import PoolSpec, list_at, mapping_at
+from shardline.pipelines.local import process
 from shardline.pipelines.local.job.custom_job import CustomJob, ShowLine, parse_payload
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.trainer.base import progress
+from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import PipelineError, RunError
 from shardline.trainer.base.progress import MEASUREMENTS_VARIABLE, Event, read_measurements, report
 
 _TOPIC = "tune"
-#: The job as the API would show it, next to the task's outputs.
-JOB_FILE = "tuning_job.json"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
 _STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
 _REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
@@ -180,14 +179,37 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
     return optuna.distributions.IntDistribution(int(low), int(high), log=log)
 
 
-def run_trials(
-    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine, network: str
-) -> list[Trial]:
-    """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
+def run_tuning_job(
+    payload: Mapping[str, Any],
+    executor_input: str,
+    logs: Path,
+    record: Path,
+    *,
+    show_line: ShowLine,
+    network: str,
+) -> None:
+    """Runs the tuning job in `payload`; each trial has its own directory in `logs`.
 
-    Raises PipelineError when the study lacks something, and RunError when more trials have failed than
-    max_failed_trial_count allows.
+    The file `record` gets the job as the API would show it. Raises PipelineError when the study lacks
+    something, and RunError when more trials have failed than max_failed_trial_count allows.
     """
+    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
+    from google.protobuf.json_format import MessageToDict, ParseDict
+
+    with process.stop_on_signals():
+        trials = _run_trials(payload, executor_input, logs, show_line, network)
+    content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
+    content["trials"] = [_trial_json(payload["study_spec"], trial) for trial in trials]
+    content["state"] = "JOB_STATE_SUCCEEDED"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    # The API's own messages check the format.
+    job = ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))
+    files.write_json(record, MessageToDict(job))
+
+
+def _run_trials(
+    payload: Mapping[str, Any], executor_input: str, logs: Path, show_line: ShowLine, network: str
+) -> list[Trial]:
     spec = mapping_at(payload, "study_spec")
     if not (spec.get("metrics") and spec.get("parameters")):
         raise PipelineError("study_spec has no metrics or no parameters")
@@ -237,18 +259,6 @@ def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:
         return trial.measurements[-1]
     sign = -1 if spec["metrics"][0].get("goal") == "MINIMIZE" else 1
     return max(trial.measurements, key=lambda measurement: sign * measurement[1])
-
-
-def tuning_job_json(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns a finished job in the API's JSON, without its trial_job_spec."""
-    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
-    from google.protobuf.json_format import MessageToDict, ParseDict
-
-    spec = payload["study_spec"]
-    content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
-    content |= {"trials": [_trial_json(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
-    # The API's own messages check the format.
-    return dict(MessageToDict(ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))))
 
 
 def _trial_json(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:

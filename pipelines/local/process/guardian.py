@@ -1,24 +1,34 @@
 """Guardian of one process: starts it, exits when it exits, and kills all of its descendants.
 
-Run by path (`python -I -S guardian.py NAMESPACES COMMAND ...`) as the leader of a new session, or forked by
-`start`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the
-guardian adopts every orphaned descendant, in any session, and kills them all. It imports almost nothing, to
-start in a few milliseconds. NAMESPACES is the number of namespaces to join; their descriptors follow that of
-the control socket.
+Run by path (`python -I -S guardian.py GRACE NAMESPACES COMMAND ...`) as the leader of a new session, or
+forked by `fork_server`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell:
+so the guardian adopts every orphaned descendant, in any session, and kills them all. It imports almost
+nothing, to start in a few milliseconds. NAMESPACES is the number of namespaces to join; their descriptors
+follow that of the control socket.
 
 The control socket connects it with its client. When the other end is shut down or the client dies, the
-guardian ends the process. When the process has ended, it sends the exit status and the largest
-resident set in KiB, as text, and ends.
+guardian ends the process: with SIGTERM and, GRACE seconds later or at once, SIGKILL. When the process has
+ended, it sends the exit status and the largest resident set in KiB, as text, and ends.
+
+`python -I -S guardian.py DESCRIPTOR` creates namespaces with a network that has loopback only, and ends: only
+a process with one thread can create a user namespace, which users other than root need for it; root without
+CAP_SYS_ADMIN gets none. The descriptor is that of a Unix socket: it receives one byte with the descriptors of
+the namespaces, in the order in which they are joined, or a text with the reason why there are none.
+A namespace lasts as long as a process holds its descriptor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import resource
 import select
 import signal
+import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -29,6 +39,9 @@ CONTROL_FD = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_DAC_OVERRIDE = 1
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 
 
@@ -39,11 +52,68 @@ def exit_with_parent(parent: int, signum: int) -> None:
         os._exit(1)
 
 
+def make_namespaces() -> list[str]:
+    """Moves this process into a new network namespace; returns the kinds of its new namespaces.
+
+    Raises OSError when that is not allowed; its strerror says why.
+    """
+    try:
+        _unshare(_CLONE_NEWNET)
+        _bring_up_loopback()
+    except PermissionError as error:
+        with open("/proc/self/status", encoding="ascii") as status:
+            capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+        if not os.geteuid() and capabilities >> _DAC_OVERRIDE & 1:
+            # In a user namespace root could no longer access other users' files.
+            raise PermissionError(error.errno, f"{error.strerror} (root without CAP_SYS_ADMIN)") from None
+        user, group = os.geteuid(), os.getegid()
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        # Files keep their owner.
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "wb") as file:
+                file.write(text.encode())
+        _bring_up_loopback()
+        return ["user", "net"]
+    return ["net"]
+
+
+def _unshare(flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags):
+        number = ctypes.get_errno()
+        what = "user namespace" if flags & _CLONE_NEWUSER else "network namespace"
+        limit = "their number is limited (sysctl user.max_net_namespaces and user.max_user_namespaces)"
+        raise OSError(number, f"no new {what}: {limit if number == errno.ENOSPC else os.strerror(number)}")
+
+
+def _bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+
+
+def send_namespaces(descriptor: int) -> None:
+    """Creates the namespaces and sends them, or the reason why there are none."""
+    with socket.socket(fileno=descriptor) as client:
+        namespaces: list[int] = []
+        try:
+            namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make_namespaces()]
+            response = b"."
+        except OSError as error:
+            response = (error.strerror or str(error)).encode()
+        # The client may have been killed meanwhile.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(client, [response], namespaces)
+
+
 def join_namespaces(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
     In a user namespace it drops all capabilities, which joining one grants. Root joins one only without the
-    capability for other users' files (see `namespace`). Raises OSError when that is not allowed.
+    capability for other users' files (see `make_namespaces`). Raises OSError when that is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for descriptor in namespaces:
@@ -130,7 +200,10 @@ def _kill_children() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        send_namespaces(int(sys.argv[1]))
+        raise SystemExit
     os.set_inheritable(CONTROL_FD, False)
     first = CONTROL_FD + 1
-    join_namespaces(range(first, first + int(sys.argv[1])))
-    guard(lambda: os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ), CONTROL_FD)
+    join_namespaces(range(first, first + int(sys.argv[2])))
+    guard(lambda: os.posix_spawnp(sys.argv[3], sys.argv[3:], os.environ), CONTROL_FD, int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Network of a job on this machine: its own namespace with loopback only, shared by its replicas.
 
 TensorFlow's servers listen on all addresses without authentication: a client reads and writes files as the
-user. In a network namespace no outside client can connect (`namespace` creates it, `guardian` joins it).
+user. In a network namespace no outside client can connect (`guardian` creates and joins it).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from shardline.pipelines.local.process import namespace
+from shardline.pipelines.local.process import guardian
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError
 
 #: Networks of a job: its own where the kernel allows it; its own or an error; this machine's.
-CHOICES = ("auto", "isolated", "host")
+NETWORKS = ("auto", "isolated", "host")
 
 HOST = "127.0.0.1"
 #: First port of a job in its own network, as on the platform; the kernel does not assign such a port to a
@@ -75,8 +75,8 @@ def job_network(
     Where replicas can be reached from outside, a warning of `topic` says so. Raises PipelineError when there
     is no such choice, or "isolated" is not possible.
     """
-    if requested not in CHOICES:
-        raise PipelineError(f"network is one of {', '.join(CHOICES)}, not {requested!r}")
+    if requested not in NETWORKS:
+        raise PipelineError(f"network is one of {', '.join(NETWORKS)}, not {requested!r}")
     reason = ""
     with contextlib.ExitStack() as held:
         if requested == "isolated" or (requested == "auto" and replicas > 1):
@@ -116,7 +116,7 @@ def _namespaces() -> Iterator[tuple[tuple[int, ...], str]]:
     with own:
         with theirs:
             number = theirs.fileno()
-            command = [sys.executable, "-I", "-S", namespace.__file__, str(number)]
+            command = [sys.executable, "-I", "-S", guardian.__file__, str(number)]
             maker = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
         with maker:
             message, descriptors, *_ = socket.recv_fds(own, 1 << 10, 2)

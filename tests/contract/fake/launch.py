@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from shardline.trainer.base.deserialize import restore_integers
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.job import CustomJob, run_job
 from shardline.pipelines.local.terminal import foreground
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
