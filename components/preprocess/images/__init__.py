@@ -1,6 +1,6 @@
 """One image: its header, its pixels, and the bytes that are stored for it.
 
-It imports nothing else of `preprocess`; numpy and the decoders are loaded where pixels are needed.
+It imports only `lazy` of `preprocess`; numpy and the decoders are loaded where pixels are needed.
 """
 
 from shardline.components.preprocess.images.codec import Codec, Kind, check_file, encode_pixels

@@ -13,6 +13,8 @@ import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
+from shardline.components.preprocess.lazy import np
+
 #: Reasons for which an image cannot be used.
 TRUNCATED, DAMAGED = "truncated image", "damaged image"
 
@@ -274,8 +276,6 @@ def _check_jpeg(data: bytes) -> None:
 
 def _find_marker(data: bytes, position: int) -> int:
     """Returns the position of the next marker that is neither a stuffed byte, a fill byte nor a restart."""
-    import numpy as np  # which is faster than a regular expression
-
     while position < len(data) - 1:
         first = np.frombuffer(data, np.uint8, min(len(data) - position, _SEARCHED), position)
         second = first[1:]

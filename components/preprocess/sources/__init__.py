@@ -57,7 +57,8 @@ def open_source(
     table has found them.
 
     Raises:
-        SourceError: The source is unknown or cannot be opened.
+        SourceError: The source is unknown, cannot be read, or has not the columns or classes that it needs.
+        PlatformError: BigQuery is not reached, or refuses the credentials.
         SettingsError: A setting does not apply to the source.
     """
     source, (form, _, rest) = settings.source, settings.source.partition(":")

@@ -305,10 +305,6 @@ class BigQuery(TableRows):
 
     A column image holds encoded images (BYTES), or URLs (gs://...). Without a column key, the key is a hash
     of the row's values, since rows have no stable order.
-
-    Raises:
-        SourceError: The table or column does not exist, or the query is wrong.
-        PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
     def __init__(self, source: str, use: ColumnUse) -> None:

@@ -338,9 +338,6 @@ class Columns(TypedColumns):
         root: Directory to which names of rows of several files are relative, and below which partitions are
             columns; else None.
         scan: What an earlier scan of the same files has found; None to scan them.
-
-    Raises:
-        SourceError: A file cannot be read or has no column, or the files' columns differ.
     """
 
     def __init__(
@@ -446,7 +443,7 @@ def _finish_scan(found: Mapping[str, ColumnScan], quotes: Iterable[Quotes]) -> S
 def open_table(path: str, overrides: Types = NO_TYPES, scan: Scan | None = None) -> tuple[TypedColumns, str]:
     """Returns the columns of a table, a file or a pattern of files, and its directory.
 
-    Arguments and errors are those of `Columns`.
+    Arguments are those of `Columns`.
     """
     path = resolve(path)
     if not (match := _PATTERN.search(path)):

@@ -54,9 +54,6 @@ def open_directory(directory: str, table: str, use: ColumnUse) -> Source:
     Without a table, "", the class is the folder directly under the directory, the key the path relative to
     it; names that start with a dot are ignored. A table lists the files in its column path, and has the
     columns to predict; the group is a feature.
-
-    Raises:
-        SourceError: The directory is missing or holds something else, or the table cannot be used.
     """
     root = resolve(directory)
     if not table:
@@ -193,17 +190,17 @@ class Texts:
         return declared or (Label(LABEL, CLASS, tuple(self._files.class_names)),)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        for found in ordered_map(_read, self._files, size=_size):
+        for found in ordered_map(_read_text, self._files, size=_text_size):
             if isinstance(found, Exception):
                 raise found
             yield found
 
 
-def _size(found: Example | BadExample) -> int:
+def _text_size(found: Example | BadExample) -> int:
     return len(found.features["text"]) if isinstance(found, Example) else 0  # type: ignore[arg-type]
 
 
-def _read(example: Example | BadExample) -> Example | BadExample:
+def _read_text(example: Example | BadExample) -> Example | BadExample:
     if isinstance(example, BadExample):
         return example
     image: Any = example.image
@@ -261,10 +258,6 @@ class Tfds:
         name: NAME or NAME:CONFIG, such as "mnist" or "cifar10_corrupted:fog_1".
         data_dir: Directory of prepared datasets; nothing is downloaded to it. Empty for TFDS's default
             directory, to which a missing dataset is downloaded.
-
-    Raises:
-        SourceError: The dataset is unknown, not prepared, cannot be downloaded, or is not one of images
-            with a class label.
     """
 
     def __init__(self, name: str, *, data_dir: str = "") -> None:

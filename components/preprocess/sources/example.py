@@ -204,7 +204,7 @@ def prefetched(batches: Iterable[Batch]) -> Iterator[Batch]:
 def _with_content(batch: Batch) -> Batch:
     images, bad = list[Any](), dict[int, BadExample]()
     pairs = zip(batch.images, batch.keys, strict=True)
-    for number, found in enumerate(ordered_map(_read_image, pairs, size=_size)):
+    for number, found in enumerate(ordered_map(_read_image, pairs, size=_image_size)):
         if isinstance(found, BadRecordError):
             bad[number] = BadExample(found.name, found.reason)
         elif isinstance(found, Exception):
@@ -213,7 +213,7 @@ def _with_content(batch: Batch) -> Batch:
     return without(batch._replace(images=images), bad)._replace(bad=[*bad.values()])
 
 
-def _size(image: Any) -> int:
+def _image_size(image: Any) -> int:
     return len(image) if isinstance(image, bytes) else 0
 
 

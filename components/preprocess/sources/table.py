@@ -59,9 +59,6 @@ class TableRows:
 
     Attributes:
         integer_texts: Features of whole numbers that are stored as text because of gaps.
-
-    Raises:
-        SourceError: The columns cannot be read, or are not the expected ones.
     """
 
     def __init__(self, name: str, columns: TypedColumns, use: ColumnUse, images: Sequence[str]) -> None:
@@ -207,7 +204,7 @@ class TableRows:
 
     def _keys(self, rows: Rows, columns: Mapping[str, Any]) -> Sequence[str]:
         """Returns the keys of rows without a column key."""
-        return rows.keys or [f"{rows.place} {n}" for n in range(rows.first, rows.first + rows.size)]
+        return rows.keys or list(map(rows.name, range(rows.size)))
 
     def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
         """Returns the name of a row in messages."""
@@ -358,9 +355,6 @@ class Table(TableRows):
     A column image holds paths relative to the table, or to the directory before the pattern. Without a column
     key, a row's number is its key, with the file's name if there are several: it stays the same only if new
     rows are added at the end of a file.
-
-    Raises:
-        SourceError: The file cannot be read, is empty, or lacks one of the columns.
     """
 
     def __init__(self, path: str, use: ColumnUse, scan: Scan | None = None) -> None:

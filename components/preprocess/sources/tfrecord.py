@@ -225,10 +225,7 @@ _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "t
 
 
 def open_tfrecords(pattern: str, use: ColumnUse, scan: Scan | None = None) -> ExampleRows:
-    """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes).
-
-    Raises SourceError if no file matches, one is not a TFRecord file, or a feature is missing.
-    """
+    """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes)."""
     paths = [file.path for file in match_files(pattern)]
     copies.prefetch(paths)
     splits = _splits_of(paths)
