@@ -23,11 +23,13 @@ smartquotes = False
 #: Blocks without a language are commands and output.
 highlight_language = "text"
 exclude_patterns = ["conf.py"]
+_PAGES = "https://github.com/shardline/shardline/raw/main/docs"
 
 
 def setup(app: Any) -> None:
     """Is called by Sphinx."""
     app.connect("source-read", _add_contents)
+    app.connect("build-finished", _write_llms)
 
 
 def _add_contents(app: Any, page: str, source: list[str]) -> None:
@@ -43,3 +45,10 @@ def _add_contents(app: Any, page: str, source: list[str]) -> None:
     for caption, text in zip(sections[::2], sections[1::2], strict=True):
         pages = "\n".join(re.findall(r"^- \[.+?\]\((\S+)\.md\)", text, re.MULTILINE))
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+
+def _write_llms(app: Any, failure: Exception | None) -> None:
+    """Writes llms.txt (llmstxt.org): the first page's lists, with addresses of the pages as Markdown."""
+    text = Path(app.srcdir, "index.md").read_text(encoding="utf-8").partition("## Words")[0]
+    text = re.sub(r"\((\S+\.md)\)", rf"({_PAGES}/\1)", text.replace("\n\n", "\n\n> ", 1))
+    Path(app.outdir, "llms.txt").write_text(text, encoding="utf-8")

@@ -279,3 +279,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert 'href="quickstart.html"' in (tmp_path / "site" / "index.html").read_text()
+    assert "docs/quickstart.md)" in (tmp_path / "site" / "llms.txt").read_text()
+    assert "shardline champion promote" in (tmp_path / "site" / "cli.html").read_text()
