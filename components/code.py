@@ -143,7 +143,7 @@ def with_code(component: Any, text: str) -> Any:
     return component
 
 
-def read(argument: str) -> Mapping[str, bytes]:
+def read_packed(argument: str) -> Mapping[str, bytes]:
     """Returns the files that an argument of a command unpacks, as `with_code` writes it; none for others."""
     found = _UNPACKED.match(argument)
     return code.read(found[1]) if found else {}

@@ -24,7 +24,8 @@ from shardline.components.custom_job import CustomJobSettings
 from shardline.components.text import enumerate_names
 from shardline.components.vertex import platform_errors
 from shardline.pipelines.settings import Environment, Settings
-from shardline.trainer.base.errors import PlatformError, page
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import PlatformError, ShardlineError, page
 from shardline.trainer.base.plugins import installed_version
 
 if TYPE_CHECKING:
@@ -141,8 +142,6 @@ assert total == [{_REPLICAS}], f"{_REPLICAS} replicas added up to {{total}}"
 def _toy_job() -> Diagnosis:
     from shardline.pipelines.local.job import CustomJob, run_job
     from shardline.pipelines.local.process import scratch_directory
-    from shardline.trainer.base import progress
-    from shardline.trainer.base.errors import ShardlineError
 
     command = (sys.executable, "-c", _SUM)
     job = CustomJob.with_roles(command, _REPLICAS, timeout=120.0, disable_retries=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from shardline.components.code import read as read_code
+from shardline.components.code import read_packed
 from shardline.components.custom_job import (
     ANY,
     JobSpec,
@@ -128,7 +128,7 @@ class Pipeline:
         """The files of packages of users that its tasks unpack, by name."""
         files: dict[str, bytes] = {}
         for text in dict.fromkeys(strings(self.spec)):
-            files |= read_code(text)
+            files |= read_packed(text)
         return files
 
     @property

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
+from shardline.components.model_store import champions
+from shardline.components.model_store.champions import Pointer, Version
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.text import facts, table
+from shardline.components.text import facts, print_rows, table
 from shardline.components.validate import Gate
 from shardline.pipelines.cli.options import (
     PATH,
@@ -27,12 +29,10 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.pipelines.local import foreground
 from shardline.pipelines.settings import split_pairs
+from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_keys
 from shardline.trainer.base.errors import SettingsError
-
-if TYPE_CHECKING:
-    from shardline.components.model_store.champions import Pointer, Version
 
 #: Settings that have no option of their own.
 OTHERS = (
@@ -47,11 +47,13 @@ _data_setting = functools.partial(setting_option, PreprocessSettings)
 def _pairs(
     flag: str, name: str, metavar: str, text: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def read(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    def parse_pairs(
+        context: click.Context, option: click.Parameter, values: tuple[str, ...]
+    ) -> dict[str, Any]:
         pairs = split_pairs((part for one in values for part in one.split(",")), flag)
         return {key: _convert(f"{flag} {key}", value, name) for key, value in pairs.items()}
 
-    return click.option(flag, name, multiple=True, callback=read, metavar=metavar, help=text)
+    return click.option(flag, name, multiple=True, callback=parse_pairs, metavar=metavar, help=text)
 
 
 def _convert(shown: str, text: str, name: str) -> Any:
@@ -153,7 +155,6 @@ def dataset() -> None:
 def show_stats(directory: Path, as_json: bool) -> None:
     """Show manifest, labels, columns and image sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import describe, make_profile, render
-    from shardline.trainer import manifest as manifests
 
     manifest = manifests.load(directory)
     found = make_profile(directory, manifest, "")
@@ -170,7 +171,6 @@ def draft_schema(directory: Path, output: Path | None) -> None:
     contain.
     """
     from shardline.components.preprocess.inspect import draft, make_profile
-    from shardline.trainer import manifest as manifests
 
     if output and output.exists():
         raise SettingsError(f"{output} exists; choose another --output, or remove it")
@@ -292,7 +292,6 @@ def validate(
     from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()
-    from shardline.components.text import print_rows
     from shardline.components.validate import validation
     from shardline.pipelines.local.process import scratch_as_tempdir
 
@@ -328,8 +327,6 @@ def champion() -> None:
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
     """List versions in CHAMPION_URI, newest first; * is the champion."""
-    from shardline.components.model_store import champions
-
     pointer, _ = champions.require_current(directory)
     versions = champions.versions(directory)[::-1]
     show(
@@ -352,13 +349,11 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
 
     VERSION is a name from 'list', or latest.
     """
-    from shardline.components.model_store.champions import find_version, open_store, require_current
-
-    pointer, present = require_current(directory)
-    found = find_version(directory, version) if version else present
+    pointer, present = champions.require_current(directory)
+    found = champions.find_version(directory, version) if version else present
     about = {
         **asdict(found),
-        "path": open_store(directory).location(found.path),
+        "path": champions.open_store(directory).location(found.path),
         "override": pointer.overrides.get(found.version, ""),
         "champion": "" if found.version in pointer.known else "never",
     }
@@ -386,9 +381,7 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     VERSION is a name from 'list', latest for the newest, or the directory of a validated model, written with
     a slash: ./OUT of 'shardline validate', or the artifact 'exported' of a run. A directory is copied first.
     """
-    from shardline.components.model_store import champions
-
-    _tell(champions.promote(directory, version, override=override), as_json)
+    _show_version(champions.promote(directory, version, override=override), as_json)
 
 
 @champion.command()
@@ -396,12 +389,10 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
 @json_option
 def rollback(directory: str, as_json: bool) -> None:
     """Make the version that the champion replaced the champion again."""
-    from shardline.components.model_store import champions
-
-    _tell(champions.rollback(directory), as_json)
+    _show_version(champions.rollback(directory), as_json)
 
 
-def _tell(present: Version, as_json: bool) -> None:
+def _show_version(present: Version, as_json: bool) -> None:
     words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
 

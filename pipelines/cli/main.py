@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardline.components.code import left_out
 from shardline.components.text import enumerate_names, fitted
+from shardline.pipelines import project
 from shardline.pipelines.cli.data import champion, dataset, drift, preprocess, rehearse, validate
 from shardline.pipelines.cli.options import (
     PATH,
@@ -31,7 +33,6 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.cli.runs import cancel, explain, launch, logs, run, status, submit, train, upload
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.local import foreground
-from shardline.pipelines.project import KINDS
 from shardline.pipelines.settings import (
     load_environment,
     load_settings,
@@ -93,7 +94,6 @@ def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
 ) -> None:
     """Compile the retraining or the tuning pipeline."""
-    from shardline.components.code import left_out
     from shardline.pipelines.compile import check_compiled, write_compiled
     from shardline.pipelines.parameters import load_study
 
@@ -127,7 +127,9 @@ def compile(
 )
 @click.option("--label", default="", help="Column to predict, as of 'preprocess'.  [default: label]")
 @click.option(
-    "--kind", type=click.Choice(list(KINDS)), help="Kind of examples.  [default: images, or that of the data]"
+    "--kind",
+    type=click.Choice(list(project.KINDS)),
+    help="Kind of examples.  [default: images, or that of the data]",
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
 def new(directory: Path, data: str | None, label: str, kind: str | None, name: str) -> None:
@@ -137,8 +139,6 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     data, which stay where they are; else it has sample data and a source, to be replaced. DIR must be new or
     empty.
     """
-    from shardline.pipelines import project
-
     if label and data is None:
         raise click.UsageError("--label belongs to --data PATH, the table that has this column")
     name = name or project.package_name(directory)
@@ -148,8 +148,8 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
 
         found = inspect_data(data, label, kind or "")
     kind = found.kind if found else kind or "images"
-    files = project.write_project(directory, kind, name, project.origin(), found)
-    sample = f"{KINDS[kind]} and a model of them, for you to replace"
+    files = project.write_project(directory, kind, name, project.own_requirement(), found)
+    sample = f"{project.KINDS[kind]} and a model of them, for you to replace"
     head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
     lines = [*found.found] if found else [str(file) for file in files]
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from shardline.components.runs import Run, RunDirectory, VertexRun, log_run
-from shardline.components.text import duration, facts
+from shardline.components.text import duration, facts, print_rows
 from shardline.components.vertex import Platform
 from shardline.pipelines.cli.options import (
     PATH,
@@ -43,7 +43,8 @@ from shardline.pipelines.settings import (
     project_settings,
     split_pairs,
 )
-from shardline.trainer.base import progress
+from shardline.trainer import manifest as manifests
+from shardline.trainer.base import plugins, progress
 from shardline.trainer.base.errors import (
     EXIT_CANCELLED,
     EXIT_FAILED,
@@ -200,11 +201,8 @@ def train(
 
     TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
-    from shardline.components.text import print_rows
     from shardline.pipelines.local.job import CustomJob, parse_injection, run_job
-    from shardline.trainer import manifest as manifests
     from shardline.trainer import task
-    from shardline.trainer.base import plugins
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.

@@ -20,6 +20,7 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
+from shardline.pipelines.cli.runs import read_spec
 from shardline.pipelines.settings import Environment
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, error_prefix, printable
@@ -144,7 +145,6 @@ def _wanted(
 ) -> Iterator[tuple[Schedule, dict[str, Any], str]]:
     from shardline.components.changes import in_zone
     from shardline.pipelines.check import check_run, split_zone
-    from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote import schedule_request
     from shardline.pipelines.spec import defaults
 

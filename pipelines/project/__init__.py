@@ -153,7 +153,7 @@ def _quoted(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def origin() -> str:
+def own_requirement() -> str:
     """Returns the requirement from which pip installs this same Shardline, with the extra for local runs.
 
     It is a wheel, a git URL or a clone where it was installed from one (PEP 610), else its release.

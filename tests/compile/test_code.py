@@ -12,7 +12,7 @@ from kfp import compiler, dsl
 
 from shardline.components import _FOLDERS as FOLDERS
 from shardline.components import with_image
-from shardline.components.code import files_of, pack, read, with_code, with_imported
+from shardline.components.code import files_of, pack, read_packed, with_code, with_imported
 from shardline.components.custom_job import Cluster, CustomJobSettings, WorkerPool
 from shardline.components.train.component import custom_job
 from shardline.pipelines.check import Pipeline, Target, check_run
@@ -108,8 +108,8 @@ def test_only_components_that_run_a_users_code_bring_it(project: Path) -> None:
     ours = with_image("image:1", packages=["boxed"])
     commands = {name: getattr(ours, name).component_spec.implementation.container.command for name in FOLDERS}
     without = {"finish_dataset", "register", "serving_model", "record_run", "exit_handler", "best_trial"}
-    assert {name for name, command in commands.items() if not read(command[-1])} == without
-    assert set(read(commands["train"][-1])) == {"boxed/__init__.py", "boxed/model.py"}
+    assert {name for name, command in commands.items() if not read_packed(command[-1])} == without
+    assert set(read_packed(commands["train"][-1])) == {"boxed/__init__.py", "boxed/model.py"}
 
 
 def test_a_project_compiles_to_the_same_file_from_anywhere(

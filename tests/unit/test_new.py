@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.parameters import check_parameters, read_parameters
-from shardline.pipelines.project import KINDS, origin, write_project
+from shardline.pipelines.project import KINDS, own_requirement, write_project
 from shardline.pipelines.settings import load_settings
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base import plugins
@@ -147,7 +147,7 @@ def test_it_installs_what_has_written_it(
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
 
-    assert origin() == requirement
+    assert own_requirement() == requirement
 
 
 def test_make_hands_the_requirement_to_pip_as_it_is(tmp_path: Path) -> None:
