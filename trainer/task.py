@@ -38,7 +38,6 @@ _GROUPS = {
     "evaluator": "processes and timeouts",
 }
 
-
 # Subdirectories of --job-dir, as in the platform's AIP_* variables below the job's base directory.
 _JOB_SUBDIRECTORIES = {"model_dir": "model", "checkpoint_dir": "checkpoints", "tensorboard_log_dir": "logs"}
 

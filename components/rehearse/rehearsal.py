@@ -159,9 +159,8 @@ def rehearse(
         with progress.sink(lambda event: None):  # the reports are about a temporary model
             task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
             validation.try_gate(model / MODEL_FILE, Examples(few, sample), gate, training.model)
-    progress.report(
-        _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"
-    )
+    seconds = time.monotonic() - started
+    progress.report(_TOPIC, f"trains, saves, loads, exports, can be judged: {seconds:.0f} s")
 
 
 def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:

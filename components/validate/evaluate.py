@@ -115,8 +115,7 @@ class Examples:
         Raises DatasetError when a shard is damaged, or a label or the number of examples does not fit the
         manifest.
         """
-        paths = [str(self.directory / shard.file) for shard in self.split.shards]
-        records = tf.data.TFRecordDataset(paths)
+        records = tf.data.TFRecordDataset([str(self.directory / shard.file) for shard in self.split.shards])
         parse = no_autograph(lambda some: (some, _parse(some, self.manifest, self.name)))
         seen = 0
         try:

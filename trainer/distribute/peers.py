@@ -187,7 +187,7 @@ class Peers:
                 if waited > _REPORT_AFTER_S and not reported:
                     progress.report("train", f"waiting for {_listed(missing)}")
                     reported = True
-                time.sleep(_PROBE_INTERVAL_S)
+                time.sleep(min(_PROBE_INTERVAL_S, 0.02 + waited))  # replicas of one machine start together
 
     def _compare(self, peers: dict[str, str], own: PeerConfig) -> dict[str, str]:
         """Returns the peers that do not answer; raises SettingsError when a peer's configuration differs."""
