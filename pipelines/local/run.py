@@ -139,19 +139,13 @@ class Execution:
 
     def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
         """Runs the executing process to its end, and stops every process that it has started."""
-        directory = self.run.directory
+        directory, here = self.run.directory, RunDirectory(self.run.directory)
         pipeline, values = directory / "localized.yaml", directory / "parameters.json"
         files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
         files.write_json(values, parameters)
         arguments = [str(path) for path in (pipeline, values, directory / "outputs")]
-        variables = {
-            RunDirectory.VARIABLE: str(directory),
-            crash.DIRECTORY_VARIABLE: str(directory / "crashes"),
-        }
-        with (
-            process.scratch_directory() as temporary,
-            RunDirectory(directory).log.open("w", encoding="utf-8") as log,
-        ):
+        variables = {here.VARIABLE: str(directory), crash.DIRECTORY_VARIABLE: f"{directory}/crashes"}
+        with process.scratch_directory() as temporary, here.log.open("w", encoding="utf-8") as log:
             command = [sys.executable, "-m", execute.__name__, *arguments, str(temporary)]
             command += preloaded_modules(localized)
             child = process.GuardedProcess(

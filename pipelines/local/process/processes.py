@@ -340,8 +340,6 @@ def _spawn(launch: Launch, grace: int, output: int, control: int) -> int:
 
 #: Environment variable of a run's tasks: path of the server's socket.
 _SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
-#: Module of the server.
-_SERVER_MODULE = "shardline.pipelines.local.process.fork_server"
 #: Module of the stubs for the platform's launchers, and those of them that start replicas.
 _STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
@@ -364,7 +362,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """Command of a replica, its complete environment, and the descriptors of its namespaces."""
+    """Command of a process, its complete environment, and the descriptors of its namespaces."""
 
     command: Sequence[str]
     env: Mapping[str, str]
@@ -409,7 +407,7 @@ def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> 
         listener.listen()
         own = [str(listener.fileno()), str(os.getpid())]
         return subprocess.Popen(
-            [sys.executable, "-m", _SERVER_MODULE, *own, *modules],
+            [sys.executable, "-m", "shardline.pipelines.local.process.fork_server", *own, *modules],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself reports errors
