@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forks", "no_orp
 _TRIAL = (
     PRELUDE
     + """
-from shardline.trainer.loop.measurements import Measurements
+from shardline.trainer.base.progress import Measurements
 flags = dict(flag.removeprefix("--").split("=") for flag in sys.argv[1:])
 seen = {name: os.environ.get(name) for name in ("AIP_MODEL_DIR", "CLOUD_ML_TRIAL_ID")}
 Path(os.environ["SEEN"], f"{task['trial']}-{name}.json").write_text(json.dumps({**seen, **flags}))

@@ -3,42 +3,18 @@
 It may import `keras_compat`, `cluster` and `base`.
 """
 
-from shardline.trainer.distribute.collectives import (
-    Collectives,
-    GradientExchange,
-    Summation,
-    make_summation,
-    replica_merger,
-)
-from shardline.trainer.distribute.peers import (
-    Peers,
-    abort_when_peer_ends,
-    accepts_connections,
-    describe_difference,
-    peer_config,
-)
-from shardline.trainer.distribute.strategy import (
-    announce_devices,
-    check_strategy_settings,
-    choose_strategy,
-    create_strategy,
-    distribute_dataset,
-)
-
-__all__ = [
-    "Collectives",
-    "GradientExchange",
-    "Peers",
-    "Summation",
-    "abort_when_peer_ends",
-    "accepts_connections",
-    "announce_devices",
-    "check_strategy_settings",
-    "choose_strategy",
-    "create_strategy",
-    "describe_difference",
-    "distribute_dataset",
-    "make_summation",
-    "peer_config",
-    "replica_merger",
-]
+from shardline.trainer.distribute.collectives import Collectives as Collectives
+from shardline.trainer.distribute.collectives import GradientExchange as GradientExchange
+from shardline.trainer.distribute.collectives import Summation as Summation
+from shardline.trainer.distribute.collectives import make_summation as make_summation
+from shardline.trainer.distribute.collectives import replica_merger as replica_merger
+from shardline.trainer.distribute.peers import Peers as Peers
+from shardline.trainer.distribute.peers import abort_when_peer_ends as abort_when_peer_ends
+from shardline.trainer.distribute.peers import accepts_connections as accepts_connections
+from shardline.trainer.distribute.peers import describe_difference as describe_difference
+from shardline.trainer.distribute.peers import peer_config as peer_config
+from shardline.trainer.distribute.strategy import announce_devices as announce_devices
+from shardline.trainer.distribute.strategy import check_strategy_settings as check_strategy_settings
+from shardline.trainer.distribute.strategy import choose_strategy as choose_strategy
+from shardline.trainer.distribute.strategy import create_strategy as create_strategy
+from shardline.trainer.distribute.strategy import distribute_dataset as distribute_dataset
