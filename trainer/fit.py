@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import loop
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
@@ -28,24 +29,13 @@ from shardline.trainer.distribute import check_strategy_settings, describe_diffe
 from shardline.trainer.keras_compat.datasets import drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
-from shardline.trainer.loop import (
-    STRATEGY_SETTINGS,
-    EvaluationLoop,
-    Logs,
-    Process,
-    Training,
-    TrainingRun,
-    Watchdog,
-    check_options,
-    this_process,
-)
 from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.callbacks import Counters, Hooks, check_callback
 from shardline.trainer.preemption import Preemption, during_a_run
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
-    *STRATEGY_SETTINGS,
+    *loop.STRATEGY_SETTINGS,
     *("checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
     *("gradient_accumulation_steps", "grace_period", "jit_compile"),
     *("max_steps", "max_time", "seed", "stall_timeout", "steps_per_execution"),
@@ -131,7 +121,7 @@ def fit(
         checkpoint_dir, save_freq = str(backups[0].backup_dir), backups[0].save_freq
         options = {**({} if save_freq == "epoch" else {"checkpoint_steps": save_freq}), **options}
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
-    process = this_process(options)
+    process = loop.this_process(options)
     with process.explain_errors():
         reader = process.data_adapter(settings.seed, batch_size, class_weight)
         if validation_split and validation_data is None:
@@ -166,7 +156,7 @@ def _remove_backups(backups: Sequence[keras.callbacks.BackupAndRestore], checkpo
             shutil.rmtree(checkpoints)
 
 
-def _report_shuffles(process: Process, train_data: Any, validation_data: Any, steps: int | None) -> None:
+def _report_shuffles(process: loop.Process, train_data: Any, validation_data: Any, steps: int | None) -> None:
     """Warns of a validation on other examples after a resume, as nothing restores the order of a shuffle."""
     orders, others = ({id(each) for each in drawing_datasets(data)} for data in (train_data, validation_data))
     is_part = steps and others and not 0 <= int(validation_data.cardinality()) <= steps
@@ -181,7 +171,7 @@ def _settings(
 ) -> TrainSettings:
     for taken in sorted({"x", "y", "sample_weight"} & set(options)):
         raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
-    check_options("fit", options, OPTIONS)
+    loop.check_options("fit", options, OPTIONS)
     epochs = check_whole_number("epochs", epochs, least=0)
     if check_whole_number("initial_epoch", initial_epoch, least=0) >= epochs > 0:
         raise SettingsError(
@@ -200,18 +190,20 @@ def _validation_epochs(validation_freq: int | Collection[int]) -> int | Collecti
 
 
 def _make_run(
-    process: Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
-) -> TrainingRun:
+    process: loop.Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
+) -> loop.TrainingRun:
     check_strategy_settings(settings, process.strategy_name)
-    return TrainingRun(
+    return loop.TrainingRun(
         **vars(replace(process, settings=settings)),
         checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
-        watchdog=Watchdog(process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0),
+        watchdog=loop.Watchdog(
+            process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0
+        ),
         **data,
     )
 
 
-def _check_same_call(run: TrainingRun, model: keras.Model) -> None:
+def _check_same_call(run: loop.TrainingRun, model: keras.Model) -> None:
     """Raises SettingsError when the call differs between processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
@@ -231,7 +223,7 @@ def _check_same_call(run: TrainingRun, model: keras.Model) -> None:
 
 
 def _train(
-    run: TrainingRun,
+    run: loop.TrainingRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     preemption: Preemption,
@@ -249,7 +241,7 @@ def _train(
     if isinstance(run.data, BatchSequence):
         run.data.watch(functools.partial(_report_skipping, run))
 
-    training = Training(
+    training = loop.Training(
         run,
         model,
         hooks,
@@ -265,7 +257,7 @@ def _train(
     return history
 
 
-def _report_skipping(run: TrainingRun, done: int, total: int) -> None:
+def _report_skipping(run: loop.TrainingRun, done: int, total: int) -> None:
     """Feeds the watchdog, and reports on the chief, while data before a resume is read again."""
     run.watchdog.at(f"skipping data before the resume, {done:,} elements of {total or 'all'} read again")
     if run.cluster.is_chief and done and done != total:
@@ -291,7 +283,7 @@ def evaluate(
     steps: int | None = None,
     verbose: str | int = "auto",
     **options: Any,
-) -> Logs:
+) -> loop.Logs:
     """Evaluates a compiled model on all workers; every process calls this with the same arguments.
 
     Args:
@@ -310,7 +302,7 @@ def evaluate(
         with process.strategy.scope():
             weigh_output_losses(compiled)
         distributed = batches.distribute(process.strategy, process.process, len(process.processes))
-        evaluation = EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
+        evaluation = loop.EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
         evaluation.begin()
         for count in _step_counts(batches.steps, process, shown):
             evaluation.take(count)
@@ -371,11 +363,11 @@ def predict(
 @contextlib.contextmanager
 def _prepare(
     call: str, model: BuildModel, data: Any, batch_size: int | None, steps: int | None, options: Any
-) -> Iterator[tuple[Process, keras.Model, Batches]]:
+) -> Iterator[tuple[loop.Process, keras.Model, Batches]]:
     """Yields the process, the built model and the batches of `evaluate` or `predict`."""
     check_counts(batch_size=batch_size, steps=steps)
-    check_options(call, options, STRATEGY_SETTINGS)
-    process, predicts = this_process(options), call == "predict"
+    loop.check_options(call, options, loop.STRATEGY_SETTINGS)
+    process, predicts = loop.this_process(options), call == "predict"
     if process.strategy_name == "parameter_server":
         raise SettingsError(
             f"{call} needs synchronous replicas, but this job has parameter servers; call it in a program of "
@@ -390,7 +382,7 @@ def _prepare(
             yield process.for_model(built), built, batches
 
 
-def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:
+def _step_counts(steps: int, process: loop.Process, verbose: int) -> Iterator[int]:
     """Yields the steps of each of 20 updates of the bar, the same on all processes, and moves the bar."""
     shown = verbose == 1 and process.cluster.is_chief
     bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
@@ -403,7 +395,7 @@ def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:
             bar.update(done, finalize=done == steps)
 
 
-def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _gather(process: loop.Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Returns the parts of all processes in the order of the data. A collective."""
     own = np.concatenate(parts)
     collectives = process.collectives

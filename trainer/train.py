@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer import loop, models
 from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError, ShardlineError
@@ -27,30 +28,9 @@ from shardline.trainer.data import InputPipeline, describe_dataset, examples, tr
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.distribute import announce_devices, choose_strategy
 from shardline.trainer.keras_compat.keras_internals import weigh_output_losses
-from shardline.trainer.loop import (
-    EvaluationLoop,
-    Logs,
-    Process,
-    Training,
-    TrainingRun,
-    Watchdog,
-    callbacks,
-    evaluator,
-    join_cluster,
-    run_server,
-)
+from shardline.trainer.loop import callbacks, evaluator
 from shardline.trainer.loop.build import accumulate_gradients, build, create_variables, model_function
 from shardline.trainer.manifest import Manifest
-from shardline.trainer.models import (
-    METRICS_FILE,
-    Interface,
-    adapted_layers,
-    check_export,
-    read_interface,
-    save_model,
-    unwrap_single_label,
-    warm_start,
-)
 from shardline.trainer.preemption import Preemption, during_a_run
 from shardline.trainer.sharding import EpochPlan, ShardPolicy, shard_policy
 
@@ -58,7 +38,7 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetRun(TrainingRun):
+class DatasetRun(loop.TrainingRun):
     """A run on a dataset directory, which writes a model directory.
 
     The chief writes to `dirs`, other processes to `scratch`, which is None on the chief.
@@ -70,7 +50,7 @@ class DatasetRun(TrainingRun):
     scratch: Path | None
 
 
-def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> Logs:
+def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> loop.Logs:
     """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
     Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
@@ -79,7 +59,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     announce_devices(cluster, environ)
     settings = replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
     name = choose_strategy(settings, cluster)
-    if run_server(cluster, name, settings.startup_timeout):
+    if loop.run_server(cluster, name, settings.startup_timeout):
         return {}
     evaluates = cluster.role == "evaluator"
     dirs, manifest = output_dirs(settings, environ), manifests.load(files.local_path(settings.dataset))
@@ -94,7 +74,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(join_cluster(settings, cluster, name, manifest.fingerprint))
+        process = stack.enter_context(loop.join_cluster(settings, cluster, name, manifest.fingerprint))
         prefix = f"shardline-{cluster.name}-"
         scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=prefix)
         run = DatasetRun(
@@ -102,7 +82,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> L
             checkpoints=dirs.checkpoints,
             data=_input_pipeline(process, manifest, "validation" if evaluates else "train"),
             evaluates_final_weights=True,
-            watchdog=Watchdog(cluster.name, settings.stall_timeout),
+            watchdog=loop.Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
             manifest=manifest,
             scratch=Path(stack.enter_context(scratch)) if scratch else None,
@@ -143,7 +123,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         raise run.peers.explain(error.__cause__) or error from error.__cause__
 
 
-def _train(run: DatasetRun, preemption: Preemption) -> Logs:
+def _train(run: DatasetRun, preemption: Preemption) -> loop.Logs:
     settings, chief = run.settings, run.cluster.is_chief
     run, model, interface, prepared = _assemble(run)
     if "validation" in run.manifest.splits:
@@ -156,12 +136,12 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         callbacks.chief_reports(settings, run.dirs, counters, in_memory=run.data.in_memory) if chief else []
     )
     hooks = callbacks.Hooks(run, chosen, reports)
-    training = Training(
+    training = loop.Training(
         run,
         model,
         hooks,
         data=run.manifest.fingerprint,
-        fixed=adapted_layers(model, numbers=settings.evaluator),
+        fixed=models.adapted_layers(model, numbers=settings.evaluator),
         counters=counters,
         preemption=preemption,
     )
@@ -186,7 +166,9 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 def _evaluate(run: DatasetRun) -> None:
     run, model, _, _ = _assemble(run, evaluate_only=True)
-    evaluation = EvaluationLoop(model, run.strategy, run.data.distribute(run.strategy, 0, 1), run.data.steps)
+    evaluation = loop.EvaluationLoop(
+        model, run.strategy, run.data.distribute(run.strategy, 0, 1), run.data.steps
+    )
     # No variables are compared: this model lacks those of the optimizer in training.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
@@ -201,7 +183,7 @@ def _evaluate(run: DatasetRun) -> None:
 
 def _assemble(
     run: DatasetRun, *, evaluate_only: bool = False
-) -> tuple[DatasetRun, keras.Model, Interface, tf.Module | None]:
+) -> tuple[DatasetRun, keras.Model, models.Interface, tf.Module | None]:
     """Returns the run with labels as the model takes them, and the model, built in the strategy's scope.
 
     Then its interface, and the preparation of inputs, if any. With `evaluate_only` the weights follow later.
@@ -215,7 +197,7 @@ def _assemble(
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     with run.strategy.scope():
         model = build(settings.model, info, settings.model_arguments)
-        interface = read_interface(
+        interface = models.read_interface(
             model, info, transformed=bool(settings.transform), prepare=prepare, exported=exported
         )
         if not evaluate_only:
@@ -225,34 +207,34 @@ def _assemble(
         test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
         create_variables(model, train_step=element, **test_step)
     if not evaluate_only:
-        check_export(model, info, prepare=prepare, exported=exported)
+        models.check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():
         weigh_output_losses(model)
         if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
-            warm_start(model, settings.initial_model)
+            models.warm_start(model, settings.initial_model)
     return run, model, interface, prepared
 
 
-def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
+def _finish(run: DatasetRun, model: keras.Model, training: loop.Training) -> None:
     """Saves the model and its metrics, on the chief."""
     position, logs = training.position, training.logs
     if not run.cluster.is_chief:
         run.watchdog.rest()  # waits for the chief
         return
     run.watchdog.at("saving the model")
-    save_model(model, run.dirs.model)
+    models.save_model(model, run.dirs.model)
     run.watchdog.rest()  # waits for the evaluator
     if run.settings.evaluator:
         logs |= evaluator.wait_for_last_evaluation(run.dirs.checkpoints, position)
     metrics = {"epochs": position.epoch, "steps": position.steps, **callbacks.to_json_values(logs)}
     if not_finite := [name for name, value in metrics.items() if value is None]:
         progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
-    files.write_json(run.dirs.model / METRICS_FILE, metrics)
+    files.write_json(run.dirs.model / models.METRICS_FILE, metrics)
     progress.fact("model", str(run.dirs.model / MODEL_FILE))
     progress.fact("TensorBoard logs", str(run.dirs.logs))
 
 
-def _input_pipeline(process: Process, manifest: Manifest, split: str) -> InputPipeline:
+def _input_pipeline(process: loop.Process, manifest: Manifest, split: str) -> InputPipeline:
     """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
     settings, records = process.settings, manifest.splits[split].records
     in_memory = settings.cache == "memory"
@@ -278,7 +260,7 @@ def _input_pipeline(process: Process, manifest: Manifest, split: str) -> InputPi
     )
 
 
-def _decoded_bytes(process: Process, manifest: Manifest, split: str) -> int | None:
+def _decoded_bytes(process: loop.Process, manifest: Manifest, split: str) -> int | None:
     """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
     shared = _assign_shards(process, manifest).name == "file"
     records = manifest.splits[split].records // (process.cluster.num_workers if shared else 1)
@@ -291,7 +273,7 @@ def _decoded_bytes(process: Process, manifest: Manifest, split: str) -> int | No
     return total * records
 
 
-def _assign_shards(process: Process, manifest: Manifest) -> ShardPolicy:
+def _assign_shards(process: loop.Process, manifest: Manifest) -> ShardPolicy:
     """Returns how the training data is assigned to the workers, and why."""
     if process.strategy_name == "parameter_server":
         return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
@@ -323,7 +305,7 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
         )
 
 
-def _announce(run: DatasetRun, interface: Interface) -> None:
+def _announce(run: DatasetRun, interface: models.Interface) -> None:
     """Reports what will run, with the arithmetic of batches and shards. For the chief."""
     settings, plan, policy = run.settings, run.data.plan, _assign_shards(run, run.manifest)
     updates = settings.gradient_accumulation_steps
@@ -347,7 +329,7 @@ def _announce(run: DatasetRun, interface: Interface) -> None:
         progress.report("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
 
 
-def _write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, Any]) -> None:
+def _write_settings(run: DatasetRun, interface: models.Interface, record: Mapping[str, Any]) -> None:
     """Writes settings.json: what runs, and the changes in its `IdentityRecord`. For the chief."""
     settings, plan, policy = run.settings, run.data.plan, _assign_shards(run, run.manifest)
     labels = run.manifest.labels
@@ -358,10 +340,10 @@ def _write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, 
             "model": settings.model,
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
-            "labels": unwrap_single_label(
+            "labels": models.unwrap_single_label(
                 {label.name: interface.forms.get(label.name, DEFAULT_FORMS[label.kind]) for label in labels}
             ),
-            "head": unwrap_single_label(interface.heads),
+            "head": models.unwrap_single_label(interface.heads),
             "seed": settings.seed,
             "settings": asdict(settings),
             "learning_rates": list(record["learning_rates"]),

@@ -14,14 +14,8 @@ import tensorflow as tf
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint import BEGINNING, Position
+from shardline.trainer.data import transforms
 from shardline.trainer.data.examples import Memory, check_targets, load_examples, parse_batch
-from shardline.trainer.data.transforms import (
-    Augmentation,
-    LabelForm,
-    Transform,
-    describe_structure,
-    form_targets,
-)
 from shardline.trainer.distribute import distribute_dataset
 from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
@@ -82,11 +76,11 @@ class InputPipeline:
     split: str
     plan: EpochPlan
     shuffle_seed: int | None = None
-    augmentation: Augmentation | None = None
+    augmentation: transforms.Augmentation | None = None
     class_weights: Sequence[float] = ()
-    transform: Transform | None = None
+    transform: transforms.Transform | None = None
     in_memory: bool = False
-    forms: Mapping[str, LabelForm] = field(default_factory=dict)
+    forms: Mapping[str, transforms.LabelForm] = field(default_factory=dict)
     order: Sequence[str] = ()
     epochs: int = _UNLIMITED_EPOCHS
 
@@ -103,7 +97,7 @@ class InputPipeline:
         for part in tf.nest.flatten(made):
             if not isinstance(part, tf.TensorSpec | tf.Tensor) or not part.shape[1:].is_fully_defined():
                 raise SettingsError(
-                    f"transform makes batches of {describe_structure(made)}, whose examples vary in size; "
+                    f"transform makes batches of {transforms.describe_structure(made)}, whose examples vary in size; "
                     "give all one size, as by padding (to_tensor(shape=[None, 64]) of a ragged tensor)"
                 )
         return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), made)
@@ -205,7 +199,7 @@ class InputPipeline:
             x, y = tf.map_fn(lambda example: augment(*example), (x, y, raw["seed"]), fn_output_signature=same)
         if self.transform is not None:
             return self.transform(x, y)
-        formed = form_targets(y, self.manifest.labels, self.forms)
+        formed = transforms.form_targets(y, self.manifest.labels, self.forms)
         if self.order:
             return x, tuple(formed[name] for name in self.order)
         if self.class_weights:

@@ -21,21 +21,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from shardline.trainer import preemption
+from shardline.trainer import distribute, preemption
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import EXIT_FAILED, ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import ClusterConfig, read_cluster
 from shardline.trainer.data import Batches, DataAdapter
-from shardline.trainer.distribute import (
-    Collectives,
-    Peers,
-    abort_when_peer_ends,
-    announce_devices,
-    choose_strategy,
-    create_strategy,
-    peer_config,
-)
 from shardline.trainer.keras_compat import tensorflow_internals
 from shardline.trainer.keras_compat.keras_internals import describe_model_error
 from shardline.trainer.keras_compat.tensorflow_internals import short_error
@@ -51,7 +42,7 @@ class Process:
 
     settings: TrainSettings
     cluster: ClusterConfig
-    peers: Peers
+    peers: distribute.Peers
     strategy: tf.distribute.Strategy
     strategy_name: str
 
@@ -74,9 +65,9 @@ class Process:
         return self.processes.index(self.cluster.name)
 
     @functools.cached_property
-    def collectives(self) -> Collectives:
+    def collectives(self) -> distribute.Collectives:
         """Sums over the processes that share each step."""
-        return Collectives(self.strategy, self.process, len(self.processes))
+        return distribute.Collectives(self.strategy, self.process, len(self.processes))
 
     def data_adapter(
         self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
@@ -187,13 +178,13 @@ def join_cluster(
     settings: TrainSettings, cluster: ClusterConfig, name: str, fingerprint: str = ""
 ) -> Iterator[Process]:
     """Waits for the peers, which must have the same settings and dataset, and creates the strategy."""
-    peers = Peers(cluster)
+    peers = distribute.Peers(cluster)
     gpus = len(tf.config.list_physical_devices("GPU"))
-    peers.handshake(settings.startup_timeout, peer_config(settings, fingerprint, gpus))
+    peers.handshake(settings.startup_timeout, distribute.peer_config(settings, fingerprint, gpus))
     with tensorflow_internals.hearing_sigterm():
-        strategy = create_strategy(settings, cluster)
+        strategy = distribute.create_strategy(settings, cluster)
     has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    with abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
+    with distribute.abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
 
 
@@ -229,11 +220,11 @@ def this_process(settings: Mapping[str, Any]) -> Process:
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
             "the evaluator out of the job"
         )
-    name = choose_strategy(chosen, cluster)
+    name = distribute.choose_strategy(chosen, cluster)
     if run_server(cluster, name, chosen.startup_timeout):
         sys.exit(0)
     if cluster.tasks and cluster.is_chief:
-        announce_devices(cluster, os.environ)
+        distribute.announce_devices(cluster, os.environ)
     stack = contextlib.ExitStack()
     try:
         _process = stack.enter_context(join_cluster(chosen, cluster, name))
