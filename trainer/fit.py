@@ -30,7 +30,7 @@ from shardline.trainer.keras_compat.datasets import drawing_datasets
 from shardline.trainer.keras_compat.keras_internals import undo_patches, weigh_output_losses
 from shardline.trainer.keras_compat.tensorflow_internals import iterate
 from shardline.trainer.loop.build import BuildModel, build_with_variables
-from shardline.trainer.loop.callbacks import Counters, Hooks, check_callback
+from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.preemption import Preemption, during_a_run
 
 #: Settings of the trainer that `fit` takes by their names.
@@ -247,7 +247,6 @@ def _train(
         hooks,
         data=run.data.description,
         fixed=run.data.fixed,
-        counters=Counters(),
         preemption=preemption,
         beginning=Position(initial_epoch, 0, initial_epoch * run.data.steps),
         batch=run.data.first_batch,

@@ -129,12 +129,10 @@ def _train(run: DatasetRun, preemption: Preemption) -> loop.Logs:
     if "validation" in run.manifest.splits:
         validation = _input_pipeline(run, run.manifest, "validation")
         run = replace(run, validation=replace(validation, forms=run.data.forms, order=run.data.order))
-    chosen, counters = callbacks.make_callbacks(settings, run.scratch or run.dirs.model), callbacks.Counters()
+    chosen = callbacks.make_callbacks(settings, run.scratch or run.dirs.model)
     if chief:
         _announce(run, interface)
-    reports = (
-        callbacks.chief_reports(settings, run.dirs, counters, in_memory=run.data.in_memory) if chief else []
-    )
+    reports = callbacks.chief_reports(run, run.dirs, in_memory=run.data.in_memory) if chief else []
     hooks = callbacks.Hooks(run, chosen, reports)
     training = loop.Training(
         run,
@@ -142,7 +140,6 @@ def _train(run: DatasetRun, preemption: Preemption) -> loop.Logs:
         hooks,
         data=run.manifest.fingerprint,
         fixed=models.adapted_layers(model, numbers=settings.evaluator),
-        counters=counters,
         preemption=preemption,
     )
     if settings.early_stopping or settings.tuning_metric:

@@ -96,8 +96,9 @@ class InputPipeline:
         made = tf.function(self.decode, autograph=False).get_concrete_function(raw).structured_outputs
         for part in tf.nest.flatten(made):
             if not isinstance(part, tf.TensorSpec | tf.Tensor) or not part.shape[1:].is_fully_defined():
+                found = transforms.describe_structure(made)
                 raise SettingsError(
-                    f"transform makes batches of {transforms.describe_structure(made)}, whose examples vary in size; "
+                    f"transform makes batches of {found}, whose examples vary in size; "
                     "give all one size, as by padding (to_tensor(shape=[None, 64]) of a ragged tensor)"
                 )
         return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), made)

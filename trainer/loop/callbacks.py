@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from shardline.trainer.base.progress import Measurements
 from shardline.trainer.base.settings import HISTORY_FILE, OutputDirs, TrainSettings
 from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
-from shardline.trainer.loop.process import TrainingRun
+from shardline.trainer.loop.process import Counters, TrainingRun
 from shardline.trainer.loop.step import Logs, Shapes
 
 # Keras' own callbacks that write to a path, to an address, or to the terminal.
@@ -198,10 +198,9 @@ def make_callbacks(settings: TrainSettings, directory: Path) -> list[keras.callb
     return [*callbacks, keras.callbacks.History()]
 
 
-def chief_reports(
-    settings: TrainSettings, dirs: OutputDirs, counters: Counters, *, in_memory: bool
-) -> list[keras.callbacks.Callback]:
+def chief_reports(run: TrainingRun, dirs: OutputDirs, *, in_memory: bool) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of the chief that print and record progress."""
+    settings, counters = run.settings, run.counters
     dirs.make()
     callbacks = [
         HistoryFile(dirs.model, counters),
@@ -232,27 +231,6 @@ def _check_metric(setting: str, metric: str, shown: Shapes) -> None:
             f"{setting}: {metric} has a value for each class; set the metric's average "
             '(F1Score(average="macro")), or name another one'
         )
-
-
-@dataclass
-class Counters:
-    """Counters of a run.
-
-    Attributes:
-        total_steps: Steps of the whole run, if nothing ends it early.
-        first_step: Steps that earlier processes have trained.
-        steps: Steps of the whole run until now.
-        examples: Examples that this process has trained, over all replicas.
-        seconds: Seconds that this process has trained.
-        waited: Seconds of these that it waited for input.
-    """
-
-    total_steps: int = 0
-    first_step: int = 0
-    steps: int = 0
-    examples: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
 
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

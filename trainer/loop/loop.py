@@ -43,7 +43,7 @@ from shardline.trainer.keras_compat.datasets import stateful_ops
 from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
 from shardline.trainer.keras_compat.replicas import inexact_metrics, loss_couples_examples
 from shardline.trainer.loop.build import apply_changed_rates, finalize, learning_rates
-from shardline.trainer.loop.callbacks import Counters, Hooks
+from shardline.trainer.loop.callbacks import Hooks
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.process import TrainingRun
 from shardline.trainer.loop.step import EvaluationLoop, Logs, StepLoop, StepsResult
@@ -197,7 +197,6 @@ class Training:
         *,
         data: str,
         fixed: Mapping[str, object],
-        counters: Counters,
         preemption: Preemption,
         beginning: Position = BEGINNING,
         batch: Any = None,
@@ -211,7 +210,7 @@ class Training:
         self._run = run
         self._model = model
         self._hooks = hooks
-        self.counters = counters
+        self.counters = counters = run.counters
         self._preemption = preemption
         self._watchdog = run.watchdog
         model.stop_training = False

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,27 @@ class Watchdog:
             os._exit(EXIT_FAILED)
 
 
+@dataclass
+class Counters:
+    """Counters of a run.
+
+    Attributes:
+        total_steps: Steps of the whole run, if nothing ends it early.
+        first_step: Steps that earlier processes have trained.
+        steps: Steps of the whole run until now.
+        examples: Examples that this process has trained, over all replicas.
+        seconds: Seconds that this process has trained.
+        waited: Seconds of these that it waited for input.
+    """
+
+    total_steps: int = 0
+    first_step: int = 0
+    steps: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Process):
     """One run on one process.
@@ -165,6 +186,7 @@ class TrainingRun(Process):
     validation: Batches | None = None
     validation_freq: int | Collection[int] = 1
     evaluates_final_weights: bool = False
+    counters: Counters = field(default_factory=Counters)
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
