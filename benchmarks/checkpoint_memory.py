@@ -72,7 +72,7 @@ def measure(directory: Path, megabytes: int, optimizer: str, *, restore: bool) -
     process.collectives.barrier()
     before = _begin()
     if restore:
-        state.restore(checkpoints.read(1))
+        state.restore(checkpoints.read_snapshot(1))
         before += sum(each.nbytes for each in early.best_weights) / 2**20
     else:
         snapshot = state.capture(Position(steps=1), whole=chief)

@@ -126,14 +126,16 @@ def fit(
         reader = process.data_adapter(settings.seed, batch_size, class_weight)
         if validation_split and validation_data is None:
             train_data, validation_data = reader.split_validation(train_data, validation_split)
-        data = reader.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
+        data = reader.read_batches(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
         validation = None
         if validation_data is not None:
             size = validation_batch_size or (
                 None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
             reader = process.data_adapter(settings.seed, size)
-            validation = reader.read(validation_data, "validation_data", steps=validation_steps, restart=True)
+            validation = reader.read_batches(
+                validation_data, "validation_data", steps=validation_steps, restart=True
+            )
             _report_shuffles(process, train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
@@ -252,7 +254,7 @@ def _train(
         batch=run.data.first_batch,
     )
     with contextlib.closing(training.checkpoints):
-        training.run()
+        training.train()
     return history
 
 
@@ -304,8 +306,8 @@ def evaluate(
         evaluation = loop.EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
         evaluation.begin()
         for count in _step_counts(batches.steps, process, shown):
-            evaluation.take(count)
-        return evaluation.read()
+            evaluation.take_steps(count)
+        return evaluation.read_metrics()
 
 
 def predict(
@@ -374,7 +376,7 @@ def _prepare(
         )
     with process.explain_errors():
         adapter = process.data_adapter(0, batch_size)
-        batches = adapter.read(data, "data", steps=steps, restart=True, pad=predicts)
+        batches = adapter.read_batches(data, "data", steps=steps, restart=True, pad=predicts)
         step = {"predict_step" if predicts else "test_step": batches}
         built = build_with_variables(process, model, process.settings, **step)
         with undo_patches(built):

@@ -1,4 +1,8 @@
-"""Preemption: SIGTERM, sent some seconds before the machine is taken away."""
+"""Preemption: SIGTERM, sent some seconds before the machine is taken away.
+
+After the next chunk of steps the loop (`loop.Training`) sees `requested` on any process; all save a
+checkpoint and end with a RestartError, exit code 75.
+"""
 
 from __future__ import annotations
 

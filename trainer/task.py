@@ -170,7 +170,7 @@ def _path_state(path: Path) -> Any:
     return []
 
 
-def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dict[str, float]:
+def run_replica(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
     cluster = read_cluster(environ)  # raises its errors before TensorFlow is loaded
     with (
@@ -189,7 +189,7 @@ def run(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dic
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     with progress.exit_on_error("train"):
-        run(parse(arguments))
+        run_replica(parse(arguments))
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> loop.Logs:
         alive if settings.evaluator and chief else contextlib.nullcontext(),
         contextlib.closing(training.checkpoints),
     ):
-        training.run()
+        training.train()
         _finish(run, model, training)
     return training.logs
 
@@ -175,7 +175,7 @@ def _evaluate(run: DatasetRun) -> None:
         run.dirs,
         metric=run.settings.early_stopping.removeprefix("val_") or "loss",
         shown=evaluation.shapes,
-    ).run(run.settings.startup_timeout)
+    ).evaluate_checkpoints(run.settings.startup_timeout)
 
 
 def _assemble(

@@ -157,7 +157,9 @@ def rehearse(
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # the reports are about a temporary model
-            task.run(_one_step(settings, few, model, sample), {})  # alone, whatever has started this process
+            task.run_replica(
+                _one_step(settings, few, model, sample), {}
+            )  # alone, whatever has started this process
             validation.try_gate(model / MODEL_FILE, Examples(few, sample), gate, training.model)
     seconds = time.monotonic() - started
     progress.report(_TOPIC, f"trains, saves, loads, exports, can be judged: {seconds:.0f} s")

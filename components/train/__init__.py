@@ -64,7 +64,7 @@ def train_replica(
 
     with exit_on_error("train"):
         settings = with_tuned(read_training(training), restore_integers(tuned))
-        metrics = task.run(replace(settings, dataset=dataset.path, model_dir=model.path))
+        metrics = task.run_replica(replace(settings, dataset=dataset.path, model_dir=model.path))
     # Metadata holds no numbers per class, and JSON none that are not finite.
     shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}
     model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})

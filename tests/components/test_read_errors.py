@@ -38,7 +38,7 @@ READERS = {
         lambda path: changes.dataset_key(Storage(path.parents[1]), "k"),
     ),
     "the champion": ("champion.json", lambda path: champions.current(path.parent)),
-    "a result": ("evaluations/3.json", lambda path: Evaluations(path.parents[1]).read(3)),
+    "a result": ("evaluations/3.json", lambda path: Evaluations(path.parents[1]).read_metrics(3)),
     "a marker": (".shardline/done/a.mark", lambda path: write.load_markers(WorkDirectory(path.parents[2]))),
     "the mark of publishing": (
         ".shardline/publishing",

@@ -247,7 +247,7 @@ def stretch(replicas_of, summation):
     losses = []
     for _ in range(2):
         loop.train(sizes)
-        losses.append(loop.read()["loss"])
+        losses.append(loop.read_metrics()["loss"])
     return trained(replicas_of, model, losses)
 
 

@@ -116,11 +116,11 @@ def train(chief, out):
         stretch = loop.train(SIZES[:4])
         loop.train(SIZES[4:])
         say("epoch", diverged=stretch.diverged, iterations=int(model.optimizer.iterations.numpy()))
-        say("metrics", **loop.read())
+        say("metrics", **loop.read_metrics())
     evaluation = chief.evaluation()
     evaluation.begin()
-    evaluation.take(evaluation.steps)
-    say("evaluation", **evaluation.read())
+    evaluation.take_steps(evaluation.steps)
+    say("evaluation", **evaluation.read_metrics())
     model.save(out / "model.keras")
     return loop
 
@@ -159,7 +159,7 @@ def survive(chief, out):
             steps += len(SIZES)
         chief.model.reset_metrics()
         loop.train(SIZES)
-        say("back", steps=steps, events=events, **loop.read())
+        say("back", steps=steps, events=events, **loop.read_metrics())
     with pytest.raises(RunError) as caught:
         train_for_ever(loop)
     say("failed", message=str(caught.value))

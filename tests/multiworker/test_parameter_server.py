@@ -228,7 +228,7 @@ def test_of_a_steps_own_logs_those_of_known_shape_are_shown(workers):
     model.train_step = own_step
     loop = CoordinatorLoop(model, workers, raw_batches(), decode)
     loop.train(SIZES[:3])
-    logs = loop.read()
+    logs = loop.read_metrics()
     assert logs.keys() == {"loss", "pair"}
     assert (logs["loss"], logs["pair"].tolist()) == (0.5, [1.0, 2.0])
 
@@ -243,7 +243,7 @@ def test_a_step_that_returns_no_dict_is_refused(workers):
 def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):
     step = WorkerStep(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
     with pytest.raises(TypeError):
-        list(workers.run(step, [0]))
+        list(workers.run_steps(step, [0]))
 
 
 def test_accumulation_inside_of_a_scaled_loss_is_refused():

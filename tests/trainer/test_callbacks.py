@@ -429,7 +429,7 @@ def test_a_metric_without_a_direction_is_refused():
     with pytest.raises(
         SettingsError, match="does not know whether val_strange improves upwards or downwards"
     ):
-        stopping.check({"val_strange": ()})
+        stopping.check_metric({"val_strange": ()})
 
 
 def test_a_metric_that_rises_stops_the_training_when_it_no_longer_does():

@@ -60,7 +60,7 @@ def test_checkpoints_are_read_back_and_the_oldest_are_removed(tmp_path):
 
     assert written.steps() == [2, 10]
     same(written.restore(), snapshot(10))
-    same(written.read(2), snapshot(2))
+    same(written.read_snapshot(2), snapshot(2))
     assert sorted(os.listdir(tmp_path)) == sorted(
         ["run.json", "lock", *(f"ckpt-{steps}{suffix}" for steps in (2, 10) for suffix in (DATA, ".index"))]
     )
@@ -305,7 +305,7 @@ def test_a_directory_that_vanishes_is_an_error(tmp_path):
 
 def test_a_checkpoint_that_was_pruned_meanwhile_cannot_be_read(tmp_path):
     with pytest.raises(RunError, match=r"cannot read checkpoint .*ckpt-9: "):
-        save(tmp_path, 1).read(9)
+        save(tmp_path, 1).read_snapshot(9)
 
 
 def test_on_new_data_a_run_goes_back_to_the_start_of_its_epoch(tmp_path):

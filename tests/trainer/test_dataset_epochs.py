@@ -24,7 +24,7 @@ def no_global_seed():
 def stream(data, *, replicas=1, seed=7, steps=None, name="train_data", batch_size=SIZE, **options):
     """A stream of a program's data, as `fit` makes it."""
     size = None if isinstance(data, tf.data.Dataset) else batch_size
-    return DataAdapter(0, 1, replicas, seed, size).read(data, name, steps=steps, **options)
+    return DataAdapter(0, 1, replicas, seed, size).read_batches(data, name, steps=steps, **options)
 
 
 def numbers(stream, start=0, count=3 * STEPS):
@@ -138,7 +138,7 @@ def test_what_has_no_seed_is_named(data, named, capsys):
     data = data().batch(3)
     stream(data)
     assert f"warning: train_data has no seed {named}: a resumed run reads" in capsys.readouterr().out
-    DataAdapter(0, 2, 2, 0).read(data, "data", steps=None, restart=True)
+    DataAdapter(0, 2, 2, 0).read_batches(data, "data", steps=None, restart=True)
     assert f"data has no seed {named}: each process shuffles on its own, and" in capsys.readouterr().out
     stream(shuffled().batch(SIZE))
     assert capsys.readouterr().out == ""
@@ -296,7 +296,7 @@ def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy):
     options.experimental_distribute.auto_shard_policy = getattr(tf.data.experimental.AutoShardPolicy, policy)
     data = shuffled().batch(SIZE).with_options(options)
     with pytest.raises(SettingsError, match=rf"asks for AutoShardPolicy.{policy}.* leave the policy out"):
-        DataAdapter(0, 2, 2, 0).read(data, "train_data", steps=None)
+        DataAdapter(0, 2, 2, 0).read_batches(data, "train_data", steps=None)
     assert stream(data).steps == STEPS
 
 

@@ -89,7 +89,7 @@ class World:
 
     def run(self, evaluator, seconds=60.0):
         with progress.sink(lambda event: self.said.append(event.text)):
-            evaluator.run(seconds)
+            evaluator.evaluate_checkpoints(seconds)
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_each_checkpoint_is_evaluated_exactly_and_the_best_is_kept(world):
 
     assert world.evaluations.steps() == [3, 6, 9]
     for steps, expected in world.chief.expected.items():
-        assert world.evaluations.read(steps) == pytest.approx(expected, abs=1e-6)
-    losses = [world.evaluations.read(steps)["loss"] for steps in (3, 6, 9)]
+        assert world.evaluations.read_metrics(steps) == pytest.approx(expected, abs=1e-6)
+    losses = [world.evaluations.read_metrics(steps)["loss"] for steps in (3, 6, 9)]
     assert min(losses) == losses[1]
     for kept, trained in zip(best_weights(world), best, strict=True):
         np.testing.assert_array_equal(kept, trained)
@@ -176,7 +176,7 @@ def test_a_diverged_model_is_never_the_best(world):
         world.chief.train(3, float("nan"))
         world.evaluations.finish(3)
         world.run(world.evaluator())
-    assert "loss" not in world.evaluations.read(3)
+    assert "loss" not in world.evaluations.read_metrics(3)
     assert not (world.out / BEST_FILE).exists()
 
 

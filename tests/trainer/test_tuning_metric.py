@@ -50,7 +50,7 @@ def test_it_is_reported_after_each_validation(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
     write_table(tmp_path / "data")
 
-    last = task.run(settings(tmp_path, "val_loss"))
+    last = task.run_replica(settings(tmp_path, "val_loss"))
 
     measured = read_measurements(path, "val_loss")
     assert [step for step, _, _ in measured] == [6, 12]
@@ -61,7 +61,7 @@ def test_a_metric_that_there_is_not_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path / "data", records={"train": 32})
 
     with pytest.raises(SettingsError, match="tuning_metric: no metric 'val_loss'; there are accuracy, loss"):
-        task.run(settings(tmp_path, "val_loss"))
+        task.run_replica(settings(tmp_path, "val_loss"))
 
 
 def test_what_an_evaluation_of_ones_own_returns_is_what_there_is(
@@ -73,12 +73,12 @@ def test_what_an_evaluation_of_ones_own_returns_is_what_there_is(
     own = {"model": f"{__name__}:objective"}
     message = "no metric 'val_loss'; there are loss, val_objective"
     with pytest.raises(SettingsError, match=f"tuning_metric: {message}"):
-        task.run(settings(tmp_path, "val_loss", **own))
+        task.run_replica(settings(tmp_path, "val_loss", **own))
     with pytest.raises(SettingsError, match=f"early_stopping: {message}"):
-        task.run(settings(tmp_path, "", early_stopping="val_loss", **own))
+        task.run_replica(settings(tmp_path, "", early_stopping="val_loss", **own))
     assert not (tmp_path / "model" / "settings.json").exists()
 
-    last = task.run(settings(tmp_path, "val_objective", **own))
+    last = task.run_replica(settings(tmp_path, "val_objective", **own))
 
     measured = read_measurements(path, "val_objective")
     assert [step for step, _, _ in measured] == [6, 12]

@@ -261,14 +261,14 @@ def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     monkeypatch.setattr(tensorflow_internals, "check_peer", late)
     chief, _ = clusters(free_ports(2))
     health = Health(chief, peer_timeout=60.0)
-    health.check(began=0.0)
+    health.check_peers(began=0.0)
     for seconds in (3605.0, 3660.0):
         now = seconds
-        health.check(began=3600.0)
+        health.check_peers(began=3600.0)
 
     now = 3661.0 + 5.0
     with pytest.raises(LostPeerError, match="no answer from /job:worker/replica:0/task:0"):
-        health.check(began=3600.0)
+        health.check_peers(began=3600.0)
 
 
 def test_a_worker_that_waits_asks_the_other_workers_too(monkeypatch):
@@ -276,7 +276,7 @@ def test_a_worker_that_waits_asks_the_other_workers_too(monkeypatch):
     asked = []
     monkeypatch.setattr(tensorflow_internals, "check_peer", lambda task, timeout_ms: asked.append(task))
     _, worker, _ = clusters(free_ports(3))
-    Health(worker, peer_timeout=60.0).check(began=0.0)
+    Health(worker, peer_timeout=60.0).check_peers(began=0.0)
 
     assert asked == ["/job:chief/replica:0/task:0", "/job:worker/replica:0/task:1"]
 

@@ -232,7 +232,7 @@ class Checkpoints:
             int(found[1]) for name in files.names(self._directory) if (found := pattern.fullmatch(name))
         )
 
-    def read(self, steps: int, names: str = "") -> Snapshot:
+    def read_snapshot(self, steps: int, names: str = "") -> Snapshot:
         """Returns a checkpoint, verified by its checksums; DamagedError, or RunError if it cannot be read.
 
         Its arrays are those whose names begin with `names`. The position is the start of the epoch when the
@@ -262,7 +262,7 @@ class Checkpoints:
         steps = self.steps()
         for each in reversed(steps):
             try:
-                return self.read(each)
+                return self.read_snapshot(each)
             except DamagedError as error:
                 self._damaged[each] = error
             except RunError as error:

@@ -415,7 +415,7 @@ class DataAdapter:
                     f"{{0: 1.0, 1: 5.0}}, and has {index!r}: {weight!r}"
                 )
 
-    def read(
+    def read_batches(
         self,
         data: Any,
         name: str,

@@ -110,7 +110,7 @@ def make_summation(
     # The ring is for processes of one CPU each; GPUs have NCCL.
     if multi_worker and len(devices) == 1 and (requested == "tcp" or (requested == "auto" and kind == "CPU")):
         unix = requested == "auto" and bool(cluster.own_host)
-        check = Health(cluster, settings.peer_timeout).check
+        check = Health(cluster, settings.peer_timeout).check_peers
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
             transport = "own Unix ring" if unix else "own TCP ring"

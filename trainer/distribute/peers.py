@@ -314,7 +314,7 @@ class Health:
         self._timeout = peer_timeout
         self._silent: dict[str, float] = {}
 
-    def check(self, began: float) -> None:
+    def check_peers(self, began: float) -> None:
         """Raises LostPeerError when a peer has ended, or has not answered any check for `peer_timeout`.
 
         `began` is the time (`time.monotonic()`) at which the wait began that this check is part of.

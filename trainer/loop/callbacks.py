@@ -172,7 +172,7 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
 
-    def check(self, shown: Shapes) -> None:
+    def check_metric(self, shown: Shapes) -> None:
         """Refuses a metric that is not shown, or whose direction Keras does not know."""
         _check_metric("early_stopping", self.monitor, shown)
         try:
@@ -218,7 +218,7 @@ def check_metrics(
     """Checks the metrics that settings name, before the first step: Keras would warn after an epoch."""
     for callback in callbacks:
         if isinstance(callback, Stopping):
-            callback.check(shown)
+            callback.check_metric(shown)
     if settings.tuning_metric:
         _check_metric("tuning_metric", settings.tuning_metric, shown)
 

@@ -59,7 +59,7 @@ class Evaluations:
         content = {"steps": position.steps, "epoch": position.epoch, "metrics": to_json_values(dict(metrics))}
         files.write_json(self._path(position.steps), content)
 
-    def read(self, steps: int) -> dict[str, float] | None:
+    def read_metrics(self, steps: int) -> dict[str, float] | None:
         """Returns the finite metrics of a checkpoint; None if it has not been evaluated.
 
         Raises RunError when its file cannot be read.
@@ -140,11 +140,11 @@ class Evaluator:
         self._writer = tf.summary.create_file_writer(str(self._events))
         self._comparison = Stopping(metric, 0)
         self._comparison.set_model(model)
-        self._comparison.check(shown)
+        self._comparison.check_metric(shown)
         self._skipped: set[int] = set()
         self._unread: set[int] = set()
 
-    def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
+    def evaluate_checkpoints(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
         """Evaluates until the chief has recorded its last checkpoint, or has no heartbeat for `gone` seconds.
 
         Its first heartbeat has to come within `startup_timeout` seconds (0 for no limit).
@@ -178,7 +178,7 @@ class Evaluator:
         for steps in self._checkpoints.steps():
             if steps not in done:
                 try:
-                    snapshot = self._checkpoints.read(steps, "model/")
+                    snapshot = self._checkpoints.read_snapshot(steps, "model/")
                 except RunError as error:
                     if steps in self._checkpoints.steps():  # else the chief has deleted it meanwhile
                         damaged = isinstance(error, DamagedError)
@@ -204,7 +204,7 @@ class Evaluator:
 
     def _keep_best(self, value: float) -> None:
         """Saves the model unless one evaluated before, also by an earlier process, was better."""
-        before = (self._evaluations.read(steps) for steps in self._evaluations.steps())
+        before = (self._evaluations.read_metrics(steps) for steps in self._evaluations.steps())
         values = [metrics[self._metric] for metrics in before if metrics and self._metric in metrics]
         better = all(self._comparison.improves(value, other) for other in values)
         if not math.isfinite(value) or (values and self._best_file.exists() and not better):
@@ -222,7 +222,7 @@ def wait_for_last_evaluation(checkpoints: Path, position: Position) -> Logs:
     evaluations = Evaluations(checkpoints)
     evaluations.finish(position.steps)
     deadline = time.monotonic() + _LAST_EVALUATION_S
-    while (metrics := evaluations.read(position.steps)) is None:
+    while (metrics := evaluations.read_metrics(position.steps)) is None:
         if time.monotonic() > deadline:
             progress.report(
                 "train",

@@ -287,7 +287,7 @@ class Training:
                 progress.report("train", f"warning: {changes}{no_steps}" if reason else changes)
         return snapshot
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Trains to the end of the run; then `logs` are the last metrics, val_* those of the final model."""
         self._preemption.ready()
         self._check_limits(time_is_up=0 < self._run.settings.max_time <= self._seconds_before)
@@ -332,10 +332,10 @@ class Training:
             count = min(count, evaluation.steps - done)
             call("on_test_batch_begin", done)
             started = time.monotonic()
-            evaluation.take(count)
+            evaluation.take_steps(count)
             done += count
             self._watchdog.at(f"after step {done:,} of the validation")
-            call("on_test_batch_end", done - 1, logs=evaluation.read() if self._test_fixed else {})
+            call("on_test_batch_end", done - 1, logs=evaluation.read_metrics() if self._test_fixed else {})
             if done == evaluation.steps:
                 break
             seconds = time.monotonic() - started
@@ -346,7 +346,7 @@ class Training:
             if chief and seconds > _SECONDS / 2:
                 progress.advance("train", done, evaluation.steps, "steps of the validation")
             count = int(agreed)
-        logs = evaluation.read()
+        logs = evaluation.read_metrics()
         call("on_test_end", logs=logs)
         return {f"val_{name}": value for name, value in logs.items()}
 
@@ -423,7 +423,7 @@ class Training:
             self._watchdog.at(f"in step {at.steps + 1:,}")
             started = time.monotonic()
             result = self.engine.train(now)
-            self.logs = self.engine.read()
+            self.logs = self.engine.read_metrics()
             seconds = time.monotonic() - started
             self.position = Position(at.epoch, at.examples + sum(now), at.steps + count)
             counters.steps += count

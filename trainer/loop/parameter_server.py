@@ -141,7 +141,7 @@ class Workers:
         traced = run.get_concrete_function(any_size)
         return WorkerStep(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
 
-    def run(self, step: WorkerStep, batches: Iterable[Any]) -> Iterator[Outcome]:
+    def run_steps(self, step: WorkerStep, batches: Iterable[Any]) -> Iterator[Outcome]:
         """Schedules a step for each batch and yields the outcomes, in the order of the batches.
 
         Raises RunError if a parameter server or all workers are lost; an error of a step is TensorFlow's.
@@ -231,7 +231,7 @@ class _Steps:
         """Names and shapes of the metrics, or of what the step returns in their place."""
         return self._step.custom_logs or metric_shapes(self._model)
 
-    def read(self) -> Logs:
+    def read_metrics(self) -> Logs:
         """Returns the exact means over the examples since the metrics were reset."""
         return self._custom_logs or flat_logs(self._model.get_metrics_result())
 
@@ -277,7 +277,7 @@ class CoordinatorLoop(_Steps):
                 yield batch
 
         def outcomes() -> Iterator[Outcome]:
-            for index, outcome in enumerate(self._workers.run(self._step, timed_batches())):
+            for index, outcome in enumerate(self._workers.run_steps(self._step, timed_batches())):
                 if not outcome[0]:
                     diverged.append(index)
                 yield outcome
@@ -300,9 +300,9 @@ class CoordinatorEvaluation(_Steps):
         self._model.reset_metrics()
         self._iterator = iter(self._batches)
 
-    def take(self, count: int) -> None:
+    def take_steps(self, count: int) -> None:
         """Takes some steps."""
-        self._add(self._workers.run(self._step, itertools.islice(self._iterator, count)))
+        self._add(self._workers.run_steps(self._step, itertools.islice(self._iterator, count)))
 
 
 def run_server(cluster: ClusterConfig, strategy_name: str, startup_timeout: float = 600.0) -> bool:

@@ -192,7 +192,7 @@ class StepLoop:
         """Names and shapes of the metrics, or of what the step returns in their place. A collective."""
         return self._metrics.shapes
 
-    def read(self) -> Logs:
+    def read_metrics(self) -> Logs:
         """Returns the metrics as they were after the last step."""
         return keras_internals.flat_logs(self._read)
 
@@ -292,21 +292,21 @@ class EvaluationLoop:
             self._metrics = StepMetrics(self._model, self._model.test_step, self._strategy, self._iterator)
             self._run = self._trace()
 
-    def take(self, count: int) -> None:
+    def take_steps(self, count: int) -> None:
         """Takes some steps."""
         single = self._strategy.num_replicas_in_sync > 1 and takes_whole_batches(self._model)
         for each in [1] * count if single else [count]:  # the last batch may be smaller
             self._run(self._iterator, tf.constant(each))
 
-    def read(self) -> Logs:
+    def read_metrics(self) -> Logs:
         """Returns the exact means over the examples taken."""
         return keras_internals.flat_logs(self._metrics.result())
 
     def __call__(self) -> Logs:
         """Returns the exact means over all examples."""
         self.begin()
-        self.take(self.steps)
-        return self.read()
+        self.take_steps(self.steps)
+        return self.read_metrics()
 
     def _trace(self) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
