@@ -22,13 +22,7 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
 from shardline.trainer.distribute import Collectives
-from shardline.trainer.keras_compat.keras_internals import (
-    accumulators,
-    moving_averages,
-    optimizers,
-    random_state,
-    updating_optimizers,
-)
+from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.tensorflow_internals import share_memory
 
 Arrays = Mapping[str, tf.Tensor | npt.NDArray[Any]]
@@ -400,9 +394,13 @@ class TrainingState:
         started = [each for each in self._variables.values() if each.synchronization != "on_read"]
         # What is not finite at the start, a constant -inf, may stay so, and so may its moving average.
         self._exempt = {id(each) for each in started} - {id(each) for each in finite_variables(started)}
-        averages = [pair for each in updating_optimizers(model) for pair in moving_averages(each)]
+        averages = [
+            pair
+            for each in keras_internals.updating_optimizers(model)
+            for pair in keras_internals.moving_averages(each)
+        ]
         self._exempt |= {id(average) for variable, average in averages if id(variable) in self._exempt}
-        sums = {id(variable) for variable in accumulators(model)}
+        sums = {id(variable) for variable in keras_internals.accumulators(model)}
         self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}
         saved = self._variables.values()
         self.callbacks = CallbackStates(callbacks, chief_callbacks, saved)
@@ -469,7 +467,7 @@ class TrainingState:
         """Raises DivergedError when weights or learning rates of the replicas differ. A collective."""
         if collectives.processes == 1:
             return
-        updating = updating_optimizers(self._model)
+        updating = keras_internals.updating_optimizers(self._model)
         rates = sum(float(keras.ops.convert_to_numpy(each.learning_rate)) for each in updating)
         names = [name for name in self._trained_names() if id(self._variables[name]) not in self._exempt]
         squares = sum(_sum_of_squares(self._array(name, snapshot)) for name in names)
@@ -546,9 +544,9 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     # No step uses an optimizer that is not built by now: `compile()` without one creates a default.
-    built = [optimizer for optimizer in optimizers(model) if optimizer.built]
+    built = [optimizer for optimizer in keras_internals.optimizers(model) if optimizer.built]
     with model.distribute_strategy.scope():
-        random = random_state()
+        random = keras_internals.random_state()
     groups = {
         "model": model.variables,
         "optimizer": [variable for optimizer in built for variable in optimizer.variables],

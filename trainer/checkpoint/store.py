@@ -30,8 +30,6 @@ IDENTITY_FILE = "run.json"
 
 # Settings that determine the variables, their initial values, or the order of examples.
 _FIXED_SETTINGS = ("gradient_accumulation_steps", "initial_model", "seed")
-
-
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
 #: File that the process that writes into the directory has locked.
 LOCK_FILE = "lock"

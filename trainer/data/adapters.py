@@ -18,16 +18,9 @@ from shardline.trainer import manifest as manifests
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint import BEGINNING, Position
-from shardline.trainer.data.pipeline import InputPipeline
+from shardline.trainer.data.pipeline import InputPipeline, fold_in
 from shardline.trainer.distribute import distribute_dataset
-from shardline.trainer.keras_compat.datasets import (
-    DatasetEpochs,
-    Watch,
-    elements,
-    no_autograph,
-    without_prefetch,
-    without_repeat,
-)
+from shardline.trainer.keras_compat import datasets
 from shardline.trainer.keras_compat.tensorflow_internals import numpy_function, without_autotuning
 from shardline.trainer.sharding import EpochPlan, RunPlan, StepSizes
 
@@ -48,7 +41,7 @@ class ArrayEpochs:
         self.examples: tuple[int, int] | None = (count, batch_size)
         self.cardinality = -(-count // batch_size)
         self.random_ops, self.unseeded = list[str](), list[str]()
-        self.watch: Watch = lambda done, total: None
+        self.watch: datasets.Watch = lambda done, total: None
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
         )
@@ -59,10 +52,10 @@ class ArrayEpochs:
         order = tf.range(examples, dtype=tf.int64)
         if self._shuffle:
             order = tf.random.experimental.stateless_shuffle(
-                order, tf.stack([_fold_in(self._seed, number), 0])
+                order, tf.stack([fold_in(self._seed, 0, number), 0])
             )
 
-        @no_autograph  # type: ignore[untyped-decorator]
+        @datasets.no_autograph  # type: ignore[untyped-decorator]
         def batch(first: tf.Tensor) -> Any:
             chosen = order[first : first + size]
             return tf.nest.map_structure(lambda array: tf.gather(array, chosen), self._arrays)
@@ -78,14 +71,8 @@ class ArrayEpochs:
         return batches
 
 
-def _fold_in(seed: int, number: tf.Tensor) -> tf.Tensor:
-    """Returns a number, int64 (), unique to a seed and a number."""
-    mixed = tf.random.experimental.stateless_fold_in(tf.constant([seed % 2**63, 0], tf.int64), number)
-    return tf.random.stateless_uniform([], mixed, minval=None, maxval=None, dtype=tf.int64)
-
-
 #: Source of either kind.
-EpochSource: TypeAlias = ArrayEpochs | DatasetEpochs
+EpochSource: TypeAlias = ArrayEpochs | datasets.DatasetEpochs
 
 
 class BatchSequence:
@@ -167,7 +154,7 @@ class BatchSequence:
         """The first batch."""
         count = -1 if len(self._sizes) == 1 else 1
         first = tf.data.Dataset.range(1).flat_map(
-            no_autograph(lambda number: self._epoch(number, count=count))
+            datasets.no_autograph(lambda number: self._epoch(number, count=count))
         )
         for batch in _in_order(first).take(1):
             return batch
@@ -222,7 +209,7 @@ class BatchSequence:
         """Names the batch of a step."""
         return f"batch {plan.first_step + step + 1:,} of the epoch"
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: datasets.Watch) -> None:
         """Sets what is called while data before a resume is read again, by a thread of the data."""
         self._source.watch = watch
 
@@ -235,12 +222,12 @@ class BatchSequence:
         first, rest = divmod(start, in_epoch) if in_epoch else (0, start)
         if start:
             progress.report("train", f"skipping {start:,} batch{'es' * (start > 1)} of {self._name}")
-        whole = no_autograph(lambda number: self._epoch(number))
+        whole = datasets.no_autograph(lambda number: self._epoch(number))
         if not in_epoch and not endless:  # an epoch may have fewer batches than are skipped
             all_batches = tf.data.Dataset.range(_UNLIMITED_EPOCHS).flat_map(whole)
-            return _in_order(elements(all_batches, start, -1, self._source.watch))
+            return _in_order(datasets.elements(all_batches, start, -1, self._source.watch))
         now = tf.data.Dataset.range(first, first + 1)
-        batches = now.flat_map(no_autograph(lambda number: self._epoch(number, rest)))
+        batches = now.flat_map(datasets.no_autograph(lambda number: self._epoch(number, rest)))
         if not endless or self._restart:
             others = tf.data.Dataset.range(first + 1, _UNLIMITED_EPOCHS)
             batches = batches.concatenate(others.flat_map(whole))
@@ -285,11 +272,11 @@ class BatchSequence:
             batches = self.batches(steps * self._batches_per_step)
             if self._local_replicas or self._replicas == 1:
                 # Replicas with per-process data are assumed to have equally large batches.
-                parts = batches.map(no_autograph(with_size)) if sized else batches
+                parts = batches.map(datasets.no_autograph(with_size)) if sized else batches
             else:
                 replicas = range(worker * local, (worker + 1) * local)
                 parts = batches.flat_map(
-                    no_autograph(lambda *batch: self._replica_parts(_repack(batch), replicas, sized))
+                    datasets.no_autograph(lambda *batch: self._replica_parts(_repack(batch), replicas, sized))
                 )
             return without_autotuning(parts.prefetch(_PREFETCH_BATCHES * local))
 
@@ -311,7 +298,7 @@ class BatchSequence:
             rows = tf.nest.map_structure(lambda values: values[begin:end], batch)
             return (rows, tf.cast(count, tf.float32)) if sized else rows
 
-        return tf.data.Dataset.range(replicas.start, replicas.stop).map(no_autograph(part))
+        return tf.data.Dataset.range(replicas.start, replicas.stop).map(datasets.no_autograph(part))
 
     @functools.cached_property
     def _full_batch(self) -> int:
@@ -339,8 +326,10 @@ class BatchSequence:
             f"counting the batches of {self._name}, which does not know their number; give steps_per_epoch, "
             "or of a validation validation_steps, to leave this out",
         )
-        first = tf.data.Dataset.range(1).flat_map(no_autograph(self._source.dataset))
-        return [int(rows) for rows in first.map(no_autograph(lambda *batch: _count_rows(_repack(batch))))]
+        first = tf.data.Dataset.range(1).flat_map(datasets.no_autograph(self._source.dataset))
+        return [
+            int(rows) for rows in first.map(datasets.no_autograph(lambda *batch: _count_rows(_repack(batch))))
+        ]
 
 
 def _in_order(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -367,7 +356,7 @@ def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any, first: int)
         lambda part: tf.zeros([0, *(side or 0 for side in part.shape[1:])], part.dtype), spec
     )
 
-    @no_autograph  # type: ignore[untyped-decorator]
+    @datasets.no_autograph  # type: ignore[untyped-decorator]
     def step(held: Any, numbered: Any) -> Any:
         number, batch = numbered
         whole = tf.nest.map_structure(lambda *both: tf.concat(both, 0), held, batch)
@@ -376,8 +365,8 @@ def _merge_last_two(batches: tf.data.Dataset, count: int, spec: Any, first: int)
         return kept, (is_held, whole)
 
     scanned = batches.enumerate(first).scan(empty, step)
-    return scanned.filter(no_autograph(lambda is_held, _: tf.logical_not(is_held))).map(
-        no_autograph(lambda _, batch: batch)
+    return scanned.filter(datasets.no_autograph(lambda is_held, _: tf.logical_not(is_held))).map(
+        datasets.no_autograph(lambda _, batch: batch)
     )
 
 
@@ -449,8 +438,10 @@ class DataAdapter:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             if restart and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _fail_past_end(data, name, steps * max(1, local_replicas))
-            data, times = (data, 1) if restart else without_repeat(data)
-            source: Any = DatasetEpochs(self._with_class_weights(without_prefetch(data)), name)
+            data, times = (data, 1) if restart else datasets.without_repeat(data)
+            source: Any = datasets.DatasetEpochs(
+                self._with_class_weights(datasets.without_prefetch(data)), name
+            )
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
             source = ArrayEpochs(arrays, batch_size=self._global_batch_size(), shuffle=shuffle, seed=seed)
@@ -531,7 +522,7 @@ class DataAdapter:
                 "class_weight needs data of pairs (x, y) with one label each, and no sample_weight"
             )
         if isinstance(data, tf.data.Dataset):
-            return data.map(no_autograph(lambda x, y: (x, y, self._weigh_labels(y))))
+            return data.map(datasets.no_autograph(lambda x, y: (x, y, self._weigh_labels(y))))
         return (*data, self._weigh_labels(tf.convert_to_tensor(data[1])).numpy())
 
     def _weigh_labels(self, labels: tf.Tensor) -> tf.Tensor:
@@ -560,7 +551,7 @@ def _fail_past_end(data: tf.data.Dataset, name: str, count: int) -> tf.data.Data
     if any(not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None for spec in specs):
         return data
 
-    @no_autograph  # type: ignore[untyped-decorator]
+    @datasets.no_autograph  # type: ignore[untyped-decorator]
     def fail(_: tf.Tensor) -> Any:
         message = f"{name} ends before the {count:,} batches that are to be evaluated; give fewer steps"
         with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), [message])]):
@@ -645,4 +636,4 @@ def pydataset_batches(data: keras.utils.PyDataset, name: str, *, seed: int | Non
     numbers = tf.data.Dataset.range(count) if count is not None else tf.data.Dataset.counter()
     if seed is not None and count:
         numbers = numbers.shuffle(count, seed=seed)
-    return numbers.map(no_autograph(fetch), num_parallel_calls=max(1, data.workers))
+    return numbers.map(datasets.no_autograph(fetch), num_parallel_calls=max(1, data.workers))

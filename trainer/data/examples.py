@@ -25,15 +25,7 @@ from shardline.trainer import manifest as manifests
 from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.keras_compat.datasets import no_autograph
 from shardline.trainer.keras_compat.tensorflow_internals import short_error, without_autotuning
-from shardline.trainer.manifest import (
-    CLASS,
-    REGRESSION,
-    DatasetInfo,
-    Feature,
-    Label,
-    Manifest,
-    compute_placement,
-)
+from shardline.trainer.manifest import CLASS, REGRESSION, DatasetInfo, Feature, Label, Manifest
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112
@@ -235,7 +227,7 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
 
     def fit() -> tf.Tensor:
         size, mode = tf.shape(pixels), image.resize or "crop"
-        at = compute_placement(
+        at = manifests.compute_placement(
             size[0], size[1], (height, width), mode, minimum=tf.minimum, maximum=tf.maximum
         )
         used = pixels[at.top : at.top + at.height, at.left : at.left + at.width]

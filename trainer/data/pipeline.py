@@ -278,7 +278,7 @@ class InputPipeline:
         kept = [shard.records * (at in shards.indices) for at, shard in enumerate(split.shards)]
         ends = tf.constant([*itertools.accumulate(kept)], tf.int64)  # in memory
         # By stream and epoch: the order is the same on any number of workers.
-        seeded = functools.partial(_fold_in, self.shuffle_seed or 0, 0, epoch)
+        seeded = functools.partial(fold_in, self.shuffle_seed or 0, 3, 0, epoch)
 
         @no_autograph  # type: ignore[untyped-decorator]
         def positions(end: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
@@ -321,13 +321,13 @@ class InputPipeline:
         name = "example" if examples.dtype == tf.string else "position"
         if not numbers:
             return {name: examples}
-        by_epoch = tf.fill(tf.shape(numbers[0]), _fold_in(self.shuffle_seed or 0, epoch))
+        by_epoch = tf.fill(tf.shape(numbers[0]), fold_in(self.shuffle_seed or 0, 1, epoch))
         return {name: examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
 
 
-def _fold_in(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
-    """Returns a seed, a scalar int64, unique to some numbers, which a sum of them would not be."""
-    mixed = tf.constant([seed % 2**63, len(numbers)], tf.int64)
+def fold_in(seed: int, kind: int, *numbers: int | tf.Tensor) -> tf.Tensor:
+    """Returns a seed, a scalar int64, unique to a kind and some numbers, which a sum of them would not be."""
+    mixed = tf.constant([seed % 2**63, kind], tf.int64)
     for number in numbers:
         mixed = tf.random.experimental.stateless_fold_in(mixed, tf.cast(number, tf.int64))
     return tf.random.stateless_uniform([], mixed, minval=None, maxval=None, dtype=tf.int64)

@@ -22,13 +22,7 @@ from shardline.trainer.base.settings import OutputDirs
 from shardline.trainer.checkpoint import Checkpoints, Position, restore_model
 from shardline.trainer.keras_compat.keras_internals import saveable
 from shardline.trainer.keras_compat.tensorflow_internals import in_thread
-from shardline.trainer.loop.callbacks import (
-    Stopping,
-    format_metrics,
-    scalar_metrics,
-    sync_events,
-    to_json_values,
-)
+from shardline.trainer.loop import callbacks
 from shardline.trainer.loop.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
@@ -56,7 +50,11 @@ class Evaluations:
     def write(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Writes the result of a checkpoint; a metric that is not finite becomes null."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        content = {"steps": position.steps, "epoch": position.epoch, "metrics": to_json_values(dict(metrics))}
+        content = {
+            "steps": position.steps,
+            "epoch": position.epoch,
+            "metrics": callbacks.to_json_values(dict(metrics)),
+        }
         files.write_json(self._path(position.steps), content)
 
     def read_metrics(self, steps: int) -> dict[str, float] | None:
@@ -138,7 +136,7 @@ class Evaluator:
         self._metric = metric
         self._events = dirs.logs / "evaluator"
         self._writer = tf.summary.create_file_writer(str(self._events))
-        self._comparison = Stopping(metric, 0)
+        self._comparison = callbacks.Stopping(metric, 0)
         self._comparison.set_model(model)
         self._comparison.check_metric(shown)
         self._skipped: set[int] = set()
@@ -190,15 +188,15 @@ class Evaluator:
                 restore_model(self._model, snapshot)
                 metrics = self._evaluate()
                 with self._writer.as_default():
-                    for name, value in scalar_metrics(metrics).items():
+                    for name, value in callbacks.scalar_metrics(metrics).items():
                         # Keras' own name of evaluations by step.
                         tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=steps)
                 self._writer.flush()
-                sync_events(self._events)
+                callbacks.sync_events(self._events)
                 self._keep_best(metrics[self._metric])
                 self._evaluations.write(snapshot.position, metrics)
                 at = f"step {steps:,}, epoch {snapshot.position.epoch}"
-                progress.report("evaluate", f"{at}: {format_metrics(metrics)}")
+                progress.report("evaluate", f"{at}: {callbacks.format_metrics(metrics)}")
         self._unread = unread
         return not unread
 
