@@ -195,12 +195,11 @@ def _make_run(
     process: loop.Process, settings: TrainSettings, checkpoint_dir: str | Path | None, **data: Any
 ) -> loop.TrainingRun:
     check_strategy_settings(settings, process.strategy_name)
+    limit = settings.stall_timeout if process.cluster.tasks else 0.0
     return loop.TrainingRun(
         **vars(replace(process, settings=settings)),
         checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
-        watchdog=loop.Watchdog(
-            process.cluster.name, settings.stall_timeout if process.cluster.tasks else 0.0
-        ),
+        watchdog=loop.Watchdog(process.cluster.name, limit),
         **data,
     )
 

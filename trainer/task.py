@@ -173,10 +173,7 @@ def _path_state(path: Path) -> Any:
 def run_replica(settings: TrainSettings, environ: Mapping[str, str] = os.environ) -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
     cluster = read_cluster(environ)  # raises its errors before TensorFlow is loaded
-    with (
-        refuse_repeated_failure(settings, cluster, environ),
-        Preemption(settings.grace_period),
-    ):
+    with refuse_repeated_failure(settings, cluster, environ), Preemption(settings.grace_period):
         from shardline.trainer.keras_compat import tensorflow_internals
 
         tensorflow_internals.keep_freed_memory()

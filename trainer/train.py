@@ -163,9 +163,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> loop.Logs:
 
 def _evaluate(run: DatasetRun) -> None:
     run, model, _, _ = _assemble(run, evaluate_only=True)
-    evaluation = loop.EvaluationLoop(
-        model, run.strategy, run.data.distribute(run.strategy, 0, 1), run.data.steps
-    )
+    batches = run.data.distribute(run.strategy, 0, 1)
+    evaluation = loop.EvaluationLoop(model, run.strategy, batches, run.data.steps)
     # No variables are compared: this model lacks those of the optimizer in training.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(

@@ -394,11 +394,8 @@ class TrainingState:
         started = [each for each in self._variables.values() if each.synchronization != "on_read"]
         # What is not finite at the start, a constant -inf, may stay so, and so may its moving average.
         self._exempt = {id(each) for each in started} - {id(each) for each in finite_variables(started)}
-        averages = [
-            pair
-            for each in keras_internals.updating_optimizers(model)
-            for pair in keras_internals.moving_averages(each)
-        ]
+        updating = keras_internals.updating_optimizers(model)
+        averages = [pair for each in updating for pair in keras_internals.moving_averages(each)]
         self._exempt |= {id(average) for variable, average in averages if id(variable) in self._exempt}
         sums = {id(variable) for variable in keras_internals.accumulators(model)}
         self._sums = {name for name, variable in self._variables.items() if id(variable) in sums}

@@ -327,9 +327,8 @@ class BatchSequence:
             "or of a validation validation_steps, to leave this out",
         )
         first = tf.data.Dataset.range(1).flat_map(datasets.no_autograph(self._source.dataset))
-        return [
-            int(rows) for rows in first.map(datasets.no_autograph(lambda *batch: _count_rows(_repack(batch))))
-        ]
+        counts = first.map(datasets.no_autograph(lambda *batch: _count_rows(_repack(batch))))
+        return [int(rows) for rows in counts]
 
 
 def _in_order(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -439,9 +438,8 @@ class DataAdapter:
             if restart and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _fail_past_end(data, name, steps * max(1, local_replicas))
             data, times = (data, 1) if restart else datasets.without_repeat(data)
-            source: Any = datasets.DatasetEpochs(
-                self._with_class_weights(datasets.without_prefetch(data)), name
-            )
+            weighted = self._with_class_weights(datasets.without_prefetch(data))
+            source: Any = datasets.DatasetEpochs(weighted, name)
         else:
             arrays = self._with_class_weights(to_arrays(data, name))
             source = ArrayEpochs(arrays, batch_size=self._global_batch_size(), shuffle=shuffle, seed=seed)

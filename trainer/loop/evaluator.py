@@ -50,11 +50,8 @@ class Evaluations:
     def write(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Writes the result of a checkpoint; a metric that is not finite becomes null."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        content = {
-            "steps": position.steps,
-            "epoch": position.epoch,
-            "metrics": callbacks.to_json_values(dict(metrics)),
-        }
+        values = callbacks.to_json_values(dict(metrics))
+        content = {"steps": position.steps, "epoch": position.epoch, "metrics": values}
         files.write_json(self._path(position.steps), content)
 
     def read_metrics(self, steps: int) -> dict[str, float] | None:
