@@ -146,4 +146,4 @@ def with_code(component: Any, text: str) -> Any:
 def read_packed(argument: str) -> Mapping[str, bytes]:
     """Returns the files that an argument of a command unpacks, as `with_code` writes it; none for others."""
     found = _UNPACKED.match(argument)
-    return code.read(found[1]) if found else {}
+    return code.read_files(found[1]) if found else {}

@@ -60,7 +60,7 @@ def test_equal_files_give_the_same_text(project: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(project / "other")
     write(dict(reversed(SOURCES.items())))
     assert pack(["leafnet"]) == first == TEXT
-    assert {name: each.decode() for name, each in code.read(first).items()} == {
+    assert {name: each.decode() for name, each in code.read_files(first).items()} == {
         "leafnet/__init__.py": "",
         **SOURCES,
     }
@@ -133,7 +133,7 @@ def test_too_much_code_is_refused_with_its_size() -> None:
 def test_a_text_that_nobody_has_packed_is_refused(files: object, reason: str) -> None:
     text = base64.b64encode(bz2.compress(json.dumps(files).encode())).decode()
     with pytest.raises(PipelineError, match=reason):
-        code.read(text)
+        code.read_files(text)
 
 
 ASK = """

@@ -44,7 +44,7 @@ def pack(files: Mapping[str, bytes]) -> str:
     return base64.b64encode(bz2.compress(encoded)).decode()
 
 
-def read(text: str) -> dict[str, bytes]:
+def read_files(text: str) -> dict[str, bytes]:
     """Returns the files in a text of `pack`; PipelineError where it is damaged, or a name leads elsewhere."""
     try:
         encoded = bz2.BZ2Decompressor().decompress(base64.b64decode(text), _MOST)
@@ -62,7 +62,7 @@ def unpack(text: str) -> None:
     """Unpacks a text of `pack`, and puts its directory first on the path of this process and its children."""
     directory = tempfile.mkdtemp(prefix="shardline-code-")
     atexit.register(_remove, directory, os.getpid())
-    for name, content in read(text).items():
+    for name, content in read_files(text).items():
         path = Path(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
