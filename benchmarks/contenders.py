@@ -59,7 +59,7 @@ def _plain(source: str, out: Path, check: Callable[[bytes], object]) -> Work:
     from shardline.components.preprocess.tfrecord import encode, image_start, mask
 
     items = _shuffled(source)
-    labels = encode({"label": pa.array(range(CLASSES))})
+    labels = encode({"label": pa.array(range(CLASSES))}).to_pylist()
 
     def work() -> None:
         files = [(out / f"{i:05d}.tfrecord").open("wb") for i in range(SHARDS)]

@@ -57,7 +57,7 @@ def write_packed(path: Path, count: int, seed: int = 0) -> None:
 
 def write_records(path: Path, packed: Path) -> None:
     """Writes the images of a packed file as one TFRecord file of tf.train.Example{image, label}."""
-    labels = encode({"label": pa.array(range(CLASSES))})
+    labels = encode({"label": pa.array(range(CLASSES))}).to_pylist()
     with path.open("wb") as file:
         for index, image in enumerate(np.load(packed, mmap_mode="r")):
             record = as_example(head("image", image.nbytes) + image.tobytes() + labels[index % CLASSES])

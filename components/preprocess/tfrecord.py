@@ -273,8 +273,8 @@ def _field(tag: int, payload: bytes) -> bytes:
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
-def encode(columns: Mapping[str, Any]) -> list[bytes]:
-    """Returns the entries of each row in a tf.train.Example's map of features, sorted by name.
+def encode(columns: Mapping[str, Any]) -> Any:
+    """Returns the entries of each row in a tf.train.Example's map of features, sorted by name: large_binary.
 
     Columns are int64, float (stored as float32), string or binary, or FixedSizeList of these; a number that
     a float column lacks is NaN, and no other value may be missing. Python looks at no single value.
@@ -282,11 +282,11 @@ def encode(columns: Mapping[str, Any]) -> list[bytes]:
     flat = [(name, *_flat(name, columns[name])) for name in sorted(columns)]
     rows = len(flat[0][1]) // flat[0][2]
     size = sum(values.nbytes for _, values, _ in flat) // max(rows, 1) + _HEAD * len(flat)
-    together, entries = max(1, _TOGETHER // size), list[bytes]()
+    together, entries = max(1, _TOGETHER // size), list[Any]()
     for first in range(0, rows, together):
         part = [(name, values[first * n : (first + together) * n], n) for name, values, n in flat]
-        entries += _join(part).to_pylist()
-    return entries
+        entries.append(_join(part).cast(pa.large_binary()))
+    return pa.chunked_array(entries, pa.large_binary()).combine_chunks()
 
 
 def _join(columns: Sequence[tuple[str, Any, int]]) -> Any:
@@ -294,7 +294,13 @@ def _join(columns: Sequence[tuple[str, Any, int]]) -> Any:
     for is_float, found in groupby(columns, lambda column: pa.types.is_floating(column[1].type)):
         group = list(found)
         parts += [_matrix(group)] if is_float else chain.from_iterable(starmap(_varying, group))
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    return concatenate(*parts)
+
+
+def concatenate(first: Any, *others: Any) -> Any:
+    """Returns the texts of several columns, those of each row one behind the other."""
+    nothing = pa.scalar(b"", first.type)
+    return pc.binary_join_element_wise(first, *others, nothing) if others else first
 
 
 def _flat(name: str, column: Any) -> tuple[Any, int]:
@@ -331,17 +337,17 @@ def _varying(name: str, values: Any, size: int) -> tuple[Any, Any]:
         tag, data = _TAG_1, values
     else:
         tag, is_list = _TAG_1, True
-        starts = _by_length(values, lambda length: bytes((_TAG_1,)) + varint(length))
-        joined = pc.binary_join_element_wise(starts, values, pa.scalar(b"", pa.binary()))
+        starts = by_length(values, lambda length: bytes((_TAG_1,)) + varint(length))
+        joined = concatenate(starts, values)
         _, offsets, texts = joined.buffers()
         data = _binary(np.frombuffer(offsets, np.int32)[: len(joined) + 1 : size], texts)
-    return _by_length(data, lambda length: head(name, length, tag, is_list=is_list)), data
+    return by_length(data, lambda length: head(name, length, tag, is_list=is_list)), data
 
 
-def _by_length(values: Any, start: Callable[[int], bytes]) -> Any:
+def by_length(values: Any, start: Callable[[int], bytes]) -> Any:
     """Returns what precedes each value, which follows from its length."""
     lengths = pc.binary_length(values).dictionary_encode()
-    return pa.array(map(start, lengths.dictionary.to_pylist()), pa.binary()).take(lengths.indices)
+    return pa.array(map(start, lengths.dictionary.to_pylist()), values.type).take(lengths.indices)
 
 
 def _varints(values: Any, size: int) -> Any:

@@ -63,6 +63,7 @@ class WorkDirectory:
         self.copies = self.path / "copies"
         self.keys = self.path / "keys"
         self.buckets = self.path / "buckets"
+        self.checked = self.buckets / "checked"
         self.rejected = self.path / REJECTED_FILE
         self.key_hashes = self.path / KEYS_FILE
         self.done = self.path / _DONE

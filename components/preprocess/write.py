@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import heapq
 import json
-import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain, compress, count, islice, pairwise, repeat, tee
+from functools import partial
+from itertools import accumulate, chain, compress, count, islice, pairwise, tee, zip_longest
 from pathlib import Path
 from struct import iter_unpack
 from typing import Any
@@ -37,6 +37,7 @@ from shardline.components.preprocess.plan import (
 )
 from shardline.components.preprocess.plan.records import (
     HASH_BYTES,
+    Buckets,
     Numbers,
     Records,
     are_rows_alike,
@@ -49,6 +50,8 @@ from shardline.components.preprocess.sources.example import WHOLE_FILE, changed_
 from shardline.components.preprocess.tfrecord import (
     NO_IMAGE,
     as_example,
+    by_length,
+    concatenate,
     decode,
     encode,
     head,
@@ -130,22 +133,20 @@ class ShardWriter:
     def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind]) -> Iterator[bytes]:
         """Writes records, counts kinds of images, and yields the hashes of the contents, batch by batch."""
         for part in _parts(block):
-            keys, extras = part.keys(), part.features()
-            labels: list[bytes] = [b""] * part.count
-            if self._labels:
-                labels = list(map(self._labels.__getitem__, part.heads["label"].tolist()))
-            heads = map(head, repeat("key"), map(len, keys))
-            tails = list(map(b"".join, zip(heads, keys, labels, extras, strict=True)))
+            names, _, features = part.texts
+            labels = [self._labels.take(part.heads["label"])] if self._labels else []
+            values = concatenate(*labels, features)
+            tails = concatenate(by_length(names, partial(head, "key")), names, values).to_pylist()
             have_image = (part.heads["location"] != NO_LOCATION).tolist()
+            keys, others = part.keys(), [] if all(have_image) else values.to_pylist()
             end = 0
             for contents in self._images.read_batches(part, _BLOCK):
                 start, end = end, end + len(contents)
-                have = have_image[start:end]
+                have, without_image = have_image[start:end], others[start:end]
                 sizes = self._store(contents, keys[start:end], have, kinds)
-                hashed: Iterable[bytes] = contents
-                if not all(have):
-                    others = map(operator.add, labels[start:end], extras[start:end])
-                    hashed = [a if has else b for a, b, has in zip(contents, others, have, strict=True)]
+                hashed = [
+                    data or other for data, other in zip_longest(contents, without_image, fillvalue=b"")
+                ]
                 yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(contents)).tobytes()
                 self._report(len(contents), output.add(contents, sizes, tails[start:end]))
 
@@ -166,10 +167,10 @@ class ShardWriter:
 def _parts(block: Records) -> Iterator[Records]:
     """Yields records in parts whose texts and images, as far as their sizes are known, fill a block."""
     lengths = block.heads["length"]
-    ends = np.cumsum(np.maximum(lengths, ~lengths) + np.fromiter(map(len, block.texts), np.int64)) // _BLOCK
+    ends = np.cumsum(np.maximum(lengths, ~lengths) + block.sizes) // _BLOCK
     bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), block.count]
     for start, end in pairwise(bounds):
-        yield Records(block.heads[start:end], block.texts[start:end])
+        yield block[start:end]
 
 
 def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
@@ -197,44 +198,42 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
 def drop_bad_images(found: Survey, work: WorkDirectory, processes: Processes, rejected: Rejected) -> Survey:
     """Removes examples whose image cannot be stored from the buckets, before they are planned."""
     found.plan.save(work.plan)
-    found.buckets.flush()
     meter = Meter("checked", sum(found.codes), rejected=len(rejected.found))
-    buckets = [path.name for path in found.buckets.paths if path.exists()]
+    buckets = list(map(str, np.flatnonzero(found.buckets.sizes())))
     bad, codes = processes.run_job(check_buckets, work.arguments, buckets, meter.advance), list(found.codes)
     for bucket in buckets:
         for code, name, reason in bad[bucket]:
             codes[code] -= 1
             rejected.add(BadRecordError(name, reason))
-    return replace(found, codes=codes)
+    for path in found.buckets.files():
+        path.unlink()
+    return replace(found, codes=codes, buckets=Buckets(work.checked))
 
 
 def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Removes records whose image cannot be stored from bucket files: a job of the process pool.
+    """Copies the records whose image can be stored to other buckets: a job of the process pool.
 
-    Returns the split code, the name and the reason of each, by bucket.
+    Returns the split code, the name and the reason of each that cannot, by bucket.
     """
     work = WorkDirectory(Path(arguments["out"]), Path(arguments["path"]))
     plan = Plan.load(work.plan)
     codec, found = plan.make_codec(), dict[str, list[tuple[int, str, str]]]()
+    buckets, checked = Buckets(work.buckets), Buckets(work.checked)
     with contextlib.closing(ImageReader(plan.places, work.spool, plan.surveyed)) as images:
         for bucket in items:
-            path, bad = work.buckets / bucket, found.setdefault(bucket, [])
-            checked = path.with_suffix(".checked")
-            checked.touch()
-            for block in records.read(path):
-                good = list[int]()
-                for number, record in enumerate(block.fields()):
-                    data = b""
-                    try:
-                        if record.location != NO_LOCATION:
-                            data = images.read_image(record)
-                            codec.store(data, record.key)
-                        good.append(number)
-                    except BadRecordError as error:
-                        bad.append((int(block.heads["code"][number]), error.name, error.reason))
-                    report(1, len(data))
-                records.append(checked, block.take(np.array(good, np.int64)))
-            checked.replace(path)
+            block, bad, good = buckets.read(int(bucket), int(bucket) + 1), found.setdefault(bucket, []), []
+            for number, record in enumerate(block.fields()):
+                data = b""
+                try:
+                    if record.location != NO_LOCATION:
+                        data = images.read_image(record)
+                        codec.store(data, record.key)
+                    good.append(number)
+                except BadRecordError as error:
+                    bad.append((int(block.heads["code"][number]), error.name, error.reason))
+                report(1, len(data))
+            checked.append(block.take(np.array(good, np.int64)))
+    checked.flush()
     return found
 
 
@@ -353,7 +352,7 @@ def label_tallies(labels: Sequence[Label], blocks: Iterable[Records]) -> dict[st
         return {LABEL: Tally(tuple(np.asarray(counts).tolist()))}
     values: dict[str, list[Numbers]] = {label.name: [] for label in labels}
     for block in blocks:
-        stored, _ = decode(map(as_example, block.features()), names=values)
+        stored, _ = decode(map(as_example, block.texts[2].to_pylist()), names=values)
         for name, found in values.items():
             found.append(stored[name].flatten().to_numpy().reshape(block.count, -1))
     return {label.name: tally_label(label, np.concatenate(values[label.name])) for label in labels}
@@ -540,7 +539,7 @@ def _find_duplicates(
 def _are_rows_alike(plan: Plan, work: WorkDirectory) -> bool:
     largest = max(plan.shards, key=lambda shard: shard.records)  # a random sample
     blocks = records.read(work.records_path(largest.file))
-    rows = islice((row for block in blocks for row in block.features()), _SAMPLED_ROWS)
+    rows = islice((row for block in blocks for row in block.texts[2].to_pylist()), _SAMPLED_ROWS)
     columns, _ = decode(map(as_example, rows))
     counts = [Counter(map(str, column.to_pylist())) for column in columns.values()]
     return are_rows_alike(counts, plan.records)

@@ -16,23 +16,23 @@ from shardline.trainer.manifest import KEY_BYTES
 
 def _rows(count: int) -> Records:
     """Rows with digests that are mostly different, and texts of many lengths."""
-    heads, texts, draw = np.zeros(count, HEAD), [], random.Random(0)
+    heads, texts, draw = np.zeros(count, HEAD), list[tuple[bytes, ...]](), random.Random(0)
     for number, head in enumerate(heads):
         parts = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
         head["order"], head["order_low"] = draw.getrandbits(64) - draw.getrandbits(64) % 2, number % 7
-        head["keys"], head["paths"], head["features"] = map(len, parts)
         head["label"], head["location"], head["offset"], head["length"] = number, 2, number, WHOLE_FILE
         head["key_hash"], head["code"] = number + 1, 1
-        texts.append(b"".join(parts))
+        texts.append(parts)
     heads["order"][10:300:10] = heads["order"][10]  # the same content under several keys
-    return Records(heads, texts)
+    return Records.make(heads, *zip(*texts, strict=True))
 
 
 ROWS = _rows(1000)
 
 
 def _list(parts: Records) -> list[tuple[object, ...]]:
-    return [(*head, text) for head, text in zip(parts.heads.tolist(), parts.texts, strict=True)]
+    texts = zip(*(column.to_pylist() for column in parts.texts), strict=True)
+    return [(*head, b"".join(each)) for head, each in zip(parts.heads.tolist(), texts, strict=True)]
 
 
 IN_ORDER = sorted(_list(ROWS), key=lambda row: (row[0], row[1], row[-2], *row[8:11], *row[6:8], row[2]))

@@ -68,7 +68,7 @@ class PlannedShard:
     file: str
     split: str
     records: int
-    rows: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Plan:
         content = [
             _WRITER_VERSION,
             shard.file,
-            shard.rows,
+            shard.digest,
             self.settings.codec,
             [asdict(label) for label in self.labels],
             # Every survey rewrites the spool; its records carry checksums.

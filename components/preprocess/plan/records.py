@@ -1,8 +1,8 @@
 """Records: the facts about each example between the survey and the writing, in memory and in files.
 
-A record is a fixed head and a text: the example's key, the path of its image where that does not follow from
-the key, and its other features as entries of a tf.train.Example. Heads are one array, which makes sorting,
-counting and assigning them to shards cheap.
+A record is a fixed head and three texts: the example's key, the path of its image where that does not follow
+from the key, and its other features as entries of a tf.train.Example. Heads are one array, which makes
+sorting, counting and assigning them to shards cheap; texts are Arrow's, and Python looks at none.
 
 The order and the split of an example follow from digests, salted hashes of its key: it keeps its split when
 the source grows. The digest with the seed is its position in the order; the second half of the digest with
@@ -10,36 +10,39 @@ the split's salt chooses its split, and that of the digest with 0 is the key has
 datasets. A stratified split follows from the example's rank among all of its class, in the order of those
 hashes: a few more examples move few others.
 
-Records are distributed to bucket files by the first byte of the digest, and sorted bucket by bucket: of
-millions of them, memory holds a 256th. Hashes of 64 bits also find equal contents: among 100 million
+Records are distributed to buckets by the first byte of the digest, and sorted bucket by bucket: of millions
+of them, memory holds a 256th. Hashes of 64 bits also find equal contents: among 100 million
 different ones two collide once in 3,700 datasets, among a million once in 37 million. More than fit into
 memory are partitioned by their first bits.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat, starmap
 from pathlib import Path
-from struct import Struct, iter_unpack
+from struct import Struct
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from shardline.components.preprocess.lazy import pa, pc
 from shardline.trainer.manifest import KEY_BYTES, SPLITS
 
-# Bytes of records that are held before they go to buckets, and records and bytes read at a time.
-_BYTES_IN_MEMORY, _RECORDS_READ, _BYTES_READ = 16 << 20, 4096, 4 << 20
+# Bytes of records that are held before they go to a file, and records and bytes read at a time.
+_BYTES_IN_MEMORY, _RECORDS_READ, _BYTES_READ = 4 << 20, 4096, 4 << 20
 
 # Bytes of records sorted and assigned at a time, about, or those of a bucket: each time a shard gets some,
 # and millions of records have thousands of shards.
-_BYTES_SORTED = 16 << 20
+_BYTES_SORTED = 8 << 20
 
 _BUCKETS = 256  # by one byte
 
@@ -71,8 +74,11 @@ _TIES = (
     "checksum",
 )
 
-# A block of a file: number of records, bytes of the texts, the heads, the texts.
-_BLOCK = Struct("<QQ")
+# Fields with the lengths of the texts.
+_TEXTS = ("keys", "paths", "features")
+
+# A block of a file: bytes of the heads, keys, paths and features, and then these.
+_BLOCK = Struct("<4Q")
 
 
 class Fields(NamedTuple):
@@ -93,18 +99,26 @@ class Fields(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Some records: an array of `HEAD`, and their texts."""
+    """Some records: an array of `HEAD`, and their keys, paths and features as arrays of large_binary."""
 
     heads: Numbers
-    texts: Sequence[bytes]
+    texts: Sequence[Any]
+
+    @classmethod
+    def make(cls, heads: Numbers, *texts: Iterable[bytes]) -> Records:
+        """Returns records of their keys, paths and features; none of them may be () for empty ones."""
+        columns = [pa.array(each or repeat(b"", len(heads)), pa.large_binary()) for each in texts]
+        for name, column in zip(_TEXTS, columns, strict=True):
+            heads[name] = pc.binary_length(column)
+        return cls(heads, columns)
 
     @classmethod
     def join(cls, parts: Sequence[Records]) -> Records:
         """Returns the records of several parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
-        heads = np.concatenate([np.empty(0, HEAD), *(part.heads for part in parts)])
-        return cls(heads, [text for part in parts for text in part.texts])
+        texts = [pa.concat_arrays(columns) for columns in zip(*(part.texts for part in parts), strict=True)]
+        return cls(np.concatenate([part.heads for part in parts], dtype=HEAD), texts)
 
     @property
     def count(self) -> int:
@@ -112,21 +126,45 @@ class Records:
         return len(self.heads)
 
     @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        lengths = (int(self.heads[name].sum(dtype=np.int64)) for name in ("keys", "paths", "features"))
-        return int(self.heads.nbytes) + sum(lengths)
+    def sizes(self) -> Numbers:
+        """Bytes of the texts of each record."""
+        lengths = np.stack([self.heads[name] for name in _TEXTS])
+        return cast(Numbers, lengths.sum(axis=0, dtype=np.int64))
+
+    def pieces(self) -> list[memoryview]:
+        """Returns the bytes of the heads, keys, paths and features, from which `of_pieces` makes records."""
+        found = [self.heads.view(np.uint8).data]
+        for texts in self.texts:
+            _, ends, data = texts.buffers()
+            start, end = np.frombuffer(ends, np.int64)[[texts.offset, texts.offset + len(texts)]].tolist()
+            found.append(memoryview(data)[start:end])
+        return found
+
+    @classmethod
+    def of_pieces(cls, heads: bytes, *texts: bytes) -> Records:
+        """Returns records of their bytes."""
+        array, columns = np.frombuffer(heads, HEAD), []
+        for name, data in zip(_TEXTS, texts, strict=True):
+            ends = np.append(0, np.cumsum(array[name], dtype=np.int64))
+            buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+            columns.append(pa.Array.from_buffers(pa.large_binary(), len(array), buffers))
+        return cls(array, columns)
+
+    def __getitem__(self, part: slice) -> Records:
+        """Returns the records of a range."""
+        return Records(self.heads[part], [column[part] for column in self.texts])
 
     def take(self, chosen: Numbers) -> Records:
         """Returns the records with these numbers, in their order."""
-        return Records(self.heads[chosen], list(map(self.texts.__getitem__, chosen.tolist())))
+        return Records(self.heads[chosen], [column.take(chosen) for column in self.texts])
 
     def sorted(self) -> Records:
         """Returns the records in the order of their digests."""
 
         def rank(number: int) -> tuple[Any, ...]:
             head = self.heads[number]
-            return (*(int(head[name]) for name in _TIES), self.texts[number])
+            texts = (column[number].as_py() for column in self.texts)
+            return (*(int(head[name]) for name in _TIES), *texts)
 
         order = np.argsort(self.heads["order"], kind="stable")
         first = self.heads["order"][order]
@@ -138,38 +176,19 @@ class Records:
             order[number:end] = sorted(order[number:end].tolist(), key=rank)
         return self.take(order)
 
-    def keys(self) -> Sequence[bytes]:
+    def keys(self) -> list[bytes]:
         """Returns the key of each record."""
-        if not self.heads["paths"].any() and not self.heads["features"].any():
-            return self.texts
-        return [text[:end] for text, end in zip(self.texts, self.heads["keys"].tolist(), strict=True)]
+        return list(self.texts[0].to_pylist())
 
     def renamed(self, keys: Sequence[bytes]) -> Records:
         """Returns the records with other keys, and the same image."""
-        heads, ends = self.heads.copy(), self.heads["keys"].tolist()
-        heads["keys"] = list(map(len, keys))
-        return Records(
-            heads, [new + text[end:] for new, text, end in zip(keys, self.texts, ends, strict=True)]
-        )
-
-    def _texts(self, start: Numbers, lengths: str) -> Sequence[bytes]:
-        if not self.heads[lengths].any():
-            return [b""] * self.count
-        ends = np.stack([start, start + self.heads[lengths]], 1).tolist()
-        return [text[start:end] for text, (start, end) in zip(self.texts, ends, strict=True)]
-
-    def paths(self) -> Sequence[bytes]:
-        """Returns the path of each record."""
-        return self._texts(self.heads["keys"], "paths")
-
-    def features(self) -> Sequence[bytes]:
-        """Returns the other features of each record."""
-        return self._texts(self.heads["keys"] + self.heads["paths"], "features")
+        return Records.make(self.heads.copy(), keys, *self.texts[1:])
 
     def fields(self) -> Iterator[Fields]:
         """Yields the fields of each record."""
+        texts = (column.to_pylist() for column in self.texts)
         numbers = (self.heads[name].tolist() for name in ("label", "location", "offset", "length"))
-        return starmap(Fields, zip(self.keys(), self.paths(), self.features(), *numbers, strict=True))
+        return starmap(Fields, zip(*texts, *numbers, strict=True))
 
 
 def key_text(key: bytes) -> str:
@@ -184,8 +203,8 @@ def key_hash_bytes(heads: Numbers) -> bytes:
 
 def append(path: Path, records: Records) -> bytes:
     """Appends records to a file as a block, and returns its bytes."""
-    texts = b"".join(records.texts)
-    block = b"".join((_BLOCK.pack(records.count, len(texts)), records.heads.tobytes(), texts))
+    pieces = records.pieces()
+    block = b"".join((_BLOCK.pack(*map(len, pieces)), *pieces))
     with path.open("ab") as file:
         file.write(block)
     return block
@@ -196,32 +215,25 @@ def read(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
     parts, held, held_bytes = list[Records](), 0, 0
     with path.open("rb") as file:
         while start := file.read(_BLOCK.size):
-            count, size = _BLOCK.unpack(start)
-            heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
-            parts.append(Records(heads, _split_texts(file.read(size), heads)))
-            held, held_bytes = held + count, held_bytes + heads.nbytes + size
+            sizes = _BLOCK.unpack(start)
+            parts.append(Records.of_pieces(*map(file.read, sizes)))
+            held, held_bytes = held + parts[-1].count, held_bytes + sum(sizes)
             if held >= together or held_bytes > _BYTES_READ:
                 joined, parts, held, held_bytes = Records.join(parts), [], 0, 0
                 for first in range(0, joined.count, together):
-                    part = slice(first, first + together)
-                    yield Records(joined.heads[part], joined.texts[part])
+                    yield joined[first : first + together]
     if parts:
         yield Records.join(parts)
 
 
-def _split_texts(texts: bytes, heads: Numbers) -> list[bytes]:
-    lengths = heads["keys"].astype(np.int64) + heads["paths"] + heads["features"]
-    if len(heads) and (lengths == lengths[0]).all():
-        return [text for (text,) in iter_unpack(f"{lengths[0]}s", texts)]
-    ends = np.cumsum(lengths).tolist()
-    return [texts[start:end] for start, end in pairwise([0, *ends])]
-
-
 class Buckets:
-    """Records sorted by their digests, added in any order, in files that processes may share."""
+    """Records sorted by their digests, added in any order, in files of a directory that processes may share.
+
+    A file has the bytes of each bucket's heads, keys, paths and features, and then these, bucket by bucket.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self.paths = [directory / f"{bucket:03d}.rows" for bucket in range(_BUCKETS)]
+        self._directory = directory
         self._pending: list[Records] = []
         self._bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
@@ -229,35 +241,58 @@ class Buckets:
     def append(self, records: Records) -> None:
         """Adds records."""
         self._pending.append(records)
-        self._bytes += records.size
+        self._bytes += records.heads.nbytes + int(records.sizes.sum())
         if self._bytes >= _BYTES_IN_MEMORY:
             self.flush()
 
     def flush(self) -> None:
-        """Moves all records from memory to the bucket files."""
-        records, self._pending, self._bytes = Records.join(self._pending), [], 0
-        numbers = (records.heads["order"] >> np.uint64(56)).astype(np.uint8)
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.searchsorted(numbers[order], np.arange(_BUCKETS + 1)).tolist()
-        for path, (start, end) in zip(self.paths, pairwise(bounds), strict=True):
-            if start < end:
-                append(path, records.take(order[start:end]))
+        """Moves all records from memory to a file."""
+        if not self._pending:
+            return
+        records = Records.join(self._pending)
+        self._pending, self._bytes = [], 0
+        records = records.take(np.argsort(records.heads["order"], kind="stable"))
+        buckets = (records.heads["order"] >> np.uint64(56)).astype(np.int64)
+        sizes = (np.full(records.count, HEAD.itemsize), *(records.heads[name] for name in _TEXTS))
+        index = np.stack([np.bincount(buckets, each, _BUCKETS) for each in sizes]).astype("<i8")
+        path = self._directory / f"{time.monotonic_ns():020d}-{os.getpid()}.rows"
+        with path.open("xb") as file:
+            file.writelines((index.tobytes(), *records.pieces()))
+
+    def sizes(self) -> Numbers:
+        """Returns the bytes of each bucket."""
+        self.flush()
+        found = (np.fromfile(path, "<i8", 4 * _BUCKETS) for path in self.files())
+        return sum((each.reshape(4, -1).sum(axis=0) for each in found), np.zeros(_BUCKETS, np.int64))
+
+    def read(self, first: int, end: int) -> Records:
+        """Returns the records of some buckets, those of one file after those of another."""
+        parts = []
+        for path in self.files():
+            with path.open("rb") as file:
+                index = np.frombuffer(file.read(32 * _BUCKETS), "<i8")
+                ends = 32 * _BUCKETS + np.append(0, np.cumsum(index))
+                pieces = []
+                for number in range(0, len(index), _BUCKETS):
+                    file.seek(ends[number + first])
+                    pieces.append(file.read(ends[number + end] - ends[number + first]))
+                parts.append(Records.of_pieces(*pieces))
+        return Records.join(parts)
+
+    def files(self) -> list[Path]:
+        """Returns the files, in the order in which they were written."""
+        return sorted(self._directory.glob("*.rows"))
 
     def __iter__(self) -> Iterator[Records]:
         """Yields all records, sorted: those of small buckets joined."""
-        self.flush()
-        sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
-        together = max(_BYTES_SORTED, sum(sizes) // _BUCKETS)
-        waiting, held = list[Records](), 0
-        for path, size in zip(self.paths, sizes, strict=True):
-            if waiting and held + size > together:
-                yield Records.join(waiting)
-                waiting, held = [], 0
+        sizes = self.sizes()
+        together = max(_BYTES_SORTED, int(sizes.sum()) // _BUCKETS)
+        first, held = 0, 0
+        for bucket, size in enumerate([*sizes.tolist(), together + 1]):
+            if held and held + size > together:
+                yield self.read(first, bucket).sorted()
+                first, held = bucket, 0
             held += size
-            if size:
-                waiting.append(Records.join(list(read(path))).sorted())
-        if waiting:
-            yield Records.join(waiting)
 
 
 #: Splits that a source may assign to an example.

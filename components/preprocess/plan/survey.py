@@ -396,24 +396,22 @@ class _RecordBuilder:
         groups = self._groups_of(batch)
         if len(self._groups) < 2:
             self._groups.update(groups)
-        heads, texts = np.zeros(len(batch.keys), HEAD), _key_bytes(batch.keys)
-        heads["keys"] = list(map(len, texts))
-        identities, entries = texts, list[bytes]()
+        heads, keys = np.zeros(len(batch.keys), HEAD), _key_bytes(batch.keys)
+        identities, entries, paths = keys, (), list[bytes]()
         columns = batch.columns
         if self._is_class:
             columns = {name: values for name, values in columns.items() if name != LABEL}
         if columns:
             entries = encode(columns)
-            heads["features"] = list(map(len, entries))
         if self._class_label:
             heads["label"] = batch.columns[self._class_label].to_numpy(False)
         if self._by_content:
-            both = contents and entries
-            identities = list(map(operator.add, contents, entries)) if both else contents or entries
+            identities = entries.to_pylist() if entries else contents
+            identities = list(map(operator.add, contents, identities)) if contents and entries else identities
         self._set_digests(heads, identities, groups, batch.splits)
         if self._keys:
             with self._keys.open("ab", buffering=0) as file:
-                file.write(digests(texts, 0)[1].tobytes())
+                file.write(digests(keys, 0)[1].tobytes())
         if positions:
             for name, values in zip(
                 ("location", "offset", "length"), zip(*positions, strict=True), strict=False
@@ -421,14 +419,8 @@ class _RecordBuilder:
                 heads[name] = values
             heads["checksum"] = [position[4] for position in positions]
             paths = [position[3] for position in positions]
-            if any(paths):
-                heads["paths"] = list(map(len, paths))
-                texts = list(map(operator.add, texts, paths))
-        for number, entry in enumerate(entries):  # in place: both are large
-            entries[number] = texts[number] + entry
-        texts = entries or texts
         self._count(batch, heads)
-        self._buckets.append(Records(heads, texts))
+        self._buckets.append(Records.make(heads, keys, paths, entries))
         return count
 
     def _set_digests(

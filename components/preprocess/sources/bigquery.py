@@ -333,7 +333,7 @@ class BigQuery(TableRows):
         }
         if "image" in self._names:
             values["image"] = rows.columns[self._names["image"]]
-        return [xxhash.xxh3_128_hexdigest(entry) for entry in encode(values)]
+        return [xxhash.xxh3_128_hexdigest(entry) for entry in encode(values).to_pylist()]
 
     def _row_name(self, rows: Rows, index: int, keys: Sequence[str]) -> str:
         return keys[index]
