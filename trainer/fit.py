@@ -133,9 +133,8 @@ def fit(
                 None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
             reader = process.data_adapter(settings.seed, size)
-            validation = reader.read_batches(
-                validation_data, "validation_data", steps=validation_steps, restart=True
-            )
+            how: dict[str, Any] = {"steps": validation_steps, "restart": True}
+            validation = reader.read_batches(validation_data, "validation_data", **how)
             _report_shuffles(process, train_data, validation_data, validation_steps)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
