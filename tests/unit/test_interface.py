@@ -24,7 +24,8 @@ def test_no_program_is_imported_by_its_own_package() -> None:
     """`python -m` would say so, at the top of each log (RuntimeWarning: found in sys.modules)."""
     root = Path(__file__).resolve().parents[2]
     rings = ("trainer", "components", "pipelines")
-    files = [path for ring in rings for path in (root / ring).rglob("*.py") if MAIN in path.read_text()]
+    texts = {path: path.read_text() for ring in rings for path in (root / ring).rglob("*.py")}
+    files = [path for path, text in texts.items() if MAIN in text and "Run by path" not in text]
     names = [".".join(("shardline", *path.relative_to(root).with_suffix("").parts)) for path in files]
     program = (
         "import importlib, sys\n"
@@ -33,7 +34,7 @@ def test_no_program_is_imported_by_its_own_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert len(names) > 10
+    assert len(names) > 8
     assert done.stdout.strip() == "[]"
 
 

@@ -236,6 +236,10 @@ class GuardedProcess:
         os.set_blocking(self.pipe, False)
         try:
             self._pid = _spawn(launch, grace, printed, guardians.fileno())
+        except BaseException:  # a signal, too
+            self.control.close()
+            os.close(self.pipe)
+            raise
         finally:
             os.close(printed)
             guardians.close()
