@@ -31,7 +31,7 @@ from shardline.components.register import Deploy, ModelUpload
 from shardline.components.runs import TrackingSettings
 from shardline.components.vertex import Platform
 from shardline.trainer.base import files, plugins
-from shardline.trainer.base.deserialize import check_types, read, read_fields
+from shardline.trainer.base.deserialize import check_types, read_dataclass, read_fields
 from shardline.trainer.base.errors import SettingsError, ShardlineError, error_prefix
 
 #: The settings of a project, in its directory: the default there.
@@ -183,7 +183,7 @@ def _read_job(train: Any) -> CustomJobSettings:
         for name in _POOLS
         if counts.get(name) or name in train
     }
-    return read(CustomJobSettings, train.get("job", {}), "train.job", cluster=Cluster(**pools))
+    return read_dataclass(CustomJobSettings, train.get("job", {}), "train.job", cluster=Cluster(**pools))
 
 
 def _read_pool(name: str, table: Any, shared: dict[str, Any], count: int | None) -> WorkerPool:

@@ -17,7 +17,7 @@ from shardline.components.model_store.champions import open_directory
 from shardline.components.runs import Run, RunDirectory, RunState, VertexRun, explain, log_run
 from shardline.components.vertex import Platform, call_within, read_secret
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import read, restore_integers
+from shardline.trainer.base.deserialize import read_dataclass, restore_integers
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
@@ -135,7 +135,7 @@ def finish_run(
             history.replace(name, files.to_json(run.record(), name))
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    settings = read(NotifySettings, restore_integers(notify), "notify")
+    settings = read_dataclass(NotifySettings, restore_integers(notify), "notify")
     # A cancelled run counts as a failure.
     is_due = settings.when == "always" or (settings.when == "failure" and run.state != "succeeded")
     if is_due and settings.webhook_secret:

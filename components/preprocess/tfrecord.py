@@ -286,7 +286,7 @@ def encode(columns: Mapping[str, Any]) -> Any:
     for first in range(0, rows, together):
         part = [(name, values[first * n : (first + together) * n], n) for name, values, n in flat]
         entries.append(_join(part).cast(pa.large_binary()))
-    return pa.chunked_array(entries, pa.large_binary()).combine_chunks()
+    return entries[0] if len(entries) == 1 else pa.chunked_array(entries, pa.large_binary()).combine_chunks()
 
 
 def _join(columns: Sequence[tuple[str, Any, int]]) -> Any:

@@ -106,10 +106,10 @@ class ShardWriter:
         try:
             path, kinds, hashes = self._work.records_path(shard.file), Counter[Kind](), list[bytes]()
             with ShardFile(temporary) as output:
-                for block in records.read(path):
+                for block in records.read_records(path):
                     hashes += self._write_block(block, output, kinds)
             written = Shard(shard.file, shard.records, output.size, f"{output.checksum:08x}")
-            labels = label_tallies(self._plan.labels, records.read(path))
+            labels = label_tallies(self._plan.labels, records.read_records(path))
             of_kinds = [
                 Images(height, width, channels, (encoding,), dict.fromkeys(converted, count))
                 for (height, width, channels, encoding, converted), count in kinds.items()
@@ -187,7 +187,7 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
         images.prefetch(
             record
             for file in upcoming
-            for block in records.read(work.records_path(file))
+            for block in records.read_records(work.records_path(file))
             for record in block.fields()
         )
         for file in items:
@@ -445,7 +445,7 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
     has_keys = False
     with files.replacing(work.key_hashes) as temporary, temporary.open("wb") as file:
         for block in (
-            block for shard in plan.shards for block in records.read(work.records_path(shard.file))
+            block for shard in plan.shards for block in records.read_records(work.records_path(shard.file))
         ):
             known = records.key_hash_bytes(block.heads)
             file.write(known)
@@ -474,7 +474,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, marker:
     prefixes = [os.fsencode(location.path) for location in plan.places]
     paths = (
         prefixes[location] + (path or key)
-        for block in records.read(work.records_path(shard.file))
+        for block in records.read_records(work.records_path(shard.file))
         for key, path, _, _, location, generation, length in block.fields()
         # The generations of objects are part of the plan.
         if location != NO_LOCATION and length <= WHOLE_FILE and not generation
@@ -525,7 +525,7 @@ def _find_duplicates(
     def name(number: int) -> str:
         index = int(np.searchsorted(starts, number, side="right")) - 1
         shard, position = shards[index], number - int(starts[index])
-        for block in records.read(work.records_path(shard.file)):
+        for block in records.read_records(work.records_path(shard.file)):
             if position < block.count:
                 key = records.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
                 return f"{shard.split}: {key}"
@@ -538,7 +538,7 @@ def _find_duplicates(
 
 def _are_rows_alike(plan: Plan, work: WorkDirectory) -> bool:
     largest = max(plan.shards, key=lambda shard: shard.records)  # a random sample
-    blocks = records.read(work.records_path(largest.file))
+    blocks = records.read_records(work.records_path(largest.file))
     rows = islice((row for block in blocks for row in block.texts[2].to_pylist()), _SAMPLED_ROWS)
     columns, _ = decode(map(as_example, rows))
     counts = [Counter(map(str, column.to_pylist())) for column in columns.values()]

@@ -18,7 +18,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from shardline.components.custom_job import REDUCTION_SERVER_IMAGE
 from shardline.components.train import can_be_tuned, read_training
 from shardline.trainer.base import code, files
-from shardline.trainer.base.deserialize import Count, Natural, Rule, check_types, read, restore_integers
+from shardline.trainer.base.deserialize import (
+    Count,
+    Natural,
+    Rule,
+    check_types,
+    read_dataclass,
+    restore_integers,
+)
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
@@ -167,7 +174,7 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
 
     Raises SettingsError when a key is unknown or missing, or a value is wrong.
     """
-    study = read(Study, restore_integers(content))
+    study = read_dataclass(Study, restore_integers(content))
     if not max_trial_count:
         return study
     fewer = min(max_trial_count, study.parallel_trial_count)

@@ -31,7 +31,7 @@ from shardline.components.validate import metrics
 from shardline.components.validate.export.formats import FORMATS, Format
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Slice
 from shardline.trainer.base import files
-from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read
+from shardline.trainer.base.deserialize import Count, check_types, did_you_mean, read_dataclass
 from shardline.trainer.base.errors import SettingsError, error_prefix
 from shardline.trainer.manifest import CLASS, MULTILABEL, REGRESSION, Label, Manifest, Split
 
@@ -400,7 +400,7 @@ class Gate:
         """Reads a gate from a TOML or JSON file; SettingsError when it cannot be read, or is no gate."""
         content = (files.read_json if path.suffix == ".json" else files.read_toml)(path, SettingsError)
         with error_prefix(f"{path}: "):
-            return read(cls, content)
+            return read_dataclass(cls, content)
 
     def check_champion(self) -> None:
         """Raises SettingsError when a user's rule needs a champion, and `champion_uri` is ""."""

@@ -33,7 +33,7 @@ from shardline.pipelines.check import Schedule, split_zone, zone_of
 from shardline.pipelines.parameters import check_json, read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment, read_settings_file
-from shardline.trainer.base.deserialize import convert, read
+from shardline.trainer.base.deserialize import convert, read_dataclass
 from shardline.trainer.base.errors import PlatformError, SettingsError, error_prefix
 
 SCHEDULES_TABLE = "schedules"
@@ -66,7 +66,7 @@ def load_schedules(path: Path) -> dict[str, Schedule]:
         if content:
             raise SettingsError(f"unknown key {next(iter(content))}; write tables [{SCHEDULES_TABLE}.NAME]")
         for name, item in tables.items():
-            found = read(Schedule, item, f"{SCHEDULES_TABLE}.{name}", display_name=name)
+            found = read_dataclass(Schedule, item, f"{SCHEDULES_TABLE}.{name}", display_name=name)
             if not found.pipeline.startswith("https://"):
                 found = replace(found, pipeline=str(path.parent / found.pipeline))
             with error_prefix(f"{SCHEDULES_TABLE}.{name}: "):

@@ -26,7 +26,7 @@ def read_image(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> object:
-    return directories._read(Example(path.name, 0, Span(str(path), 0, WHOLE_FILE)))
+    return directories._read_text(Example(path.name, 0, Span(str(path), 0, WHOLE_FILE)))
 
 
 READERS = {

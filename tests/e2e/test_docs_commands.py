@@ -197,8 +197,8 @@ def test_the_commands_of_a_page_do_what_it_says(
 def _type(root: Path, command: Command) -> None:
     verb = command.words[1]
     words = [_own(OWN.get(f"{verb} {word}", OWN.get(word, word))) for word in command.words[1:]]
-    if verb in ("preprocess", "train"):
-        out = root / words[2]
+    if verb in ("new", "preprocess", "train"):
+        out = root / words[1 if verb == "new" else 2]
         if out.exists():
             shutil.rmtree(out)  # of another command
     if verb == "train":  # a few steps are as good as five epochs here, but for what happens at a later step

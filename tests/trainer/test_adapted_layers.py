@@ -76,7 +76,7 @@ def test_training_images_are_decoded(tmp_path):
 def test_what_is_not_there_is_refused(table):
     with pytest.raises(ModelError, match=r"training_examples: .*no input 'town', it has year, income, city"):
         describe_dataset(table).training_examples(["town"])
-    with pytest.raises(ModelError, match=r"only the manifest .*; shardline\.trainer\.data\.examples"):
+    with pytest.raises(ModelError, match=r"only the manifest .*; shardline\.trainer\.data\.describe_dataset"):
         manifests.load(table).info().training_examples()
 
 

@@ -62,6 +62,6 @@ def test_buckets_yield_all_records_in_order(
 def test_records_are_read_as_they_were_written(tmp_path: Path, together: int) -> None:
     for start in range(0, 300, 30):
         records.append(tmp_path / "rows", ROWS.take(np.arange(start, start + 30)))
-    found = list(records.read(tmp_path / "rows", together))
+    found = list(records.read_records(tmp_path / "rows", together))
     assert [row for block in found for row in _list(block)] == _list(ROWS)[:300]
     assert together / 2 <= max(block.count for block in found) <= together or len(found) == 1

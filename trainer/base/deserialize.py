@@ -1,7 +1,7 @@
 """Deserialization: JSON, TOML or a parameter's object as a dataclass, each value checked against its type.
 
 `restore` and `load` take what a program wrote, and ignore keys that are no fields.
-`read` takes what a person wrote: an unknown key is an error that suggests the nearest known one.
+`read_dataclass` takes what a person wrote: an unknown key is an error that suggests the nearest known one.
 
 A type may have a rule for its values, `Annotated[int, Within(1)]`.
 """
@@ -91,7 +91,7 @@ def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = 
     return restore(kind, content, str(path), error, remedy)
 
 
-def read(kind: type[_T], values: Any, name: str = "", **given: Any) -> _T:
+def read_dataclass(kind: type[_T], values: Any, name: str = "", **given: Any) -> _T:
     """Returns a dataclass from an object that a person wrote, and the fields `given`, which it may not have.
 
     `name` is the object's name in messages, such as "data"; "" for none. Raises SettingsError when a key is
@@ -115,7 +115,7 @@ def read_options(kind: type[_T], values: Mapping[str, Any], name: str, **given: 
     if twice := next((key for key in options if key in own), ""):
         raise SettingsError(f"{name} has {twice}, which has a value of its own; leave it out there")
     check_keys(options, [key for key in field_types(kind) if key not in {*own, *given}], f"{name}.")
-    return read(kind, restore_integers({**own, **options}), **given)
+    return read_dataclass(kind, restore_integers({**own, **options}), **given)
 
 
 def read_fields(

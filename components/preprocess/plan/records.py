@@ -42,7 +42,7 @@ _BYTES_IN_MEMORY, _RECORDS_READ, _BYTES_READ = 4 << 20, 4096, 4 << 20
 
 # Bytes of records sorted and assigned at a time, about, or those of a bucket: each time a shard gets some,
 # and millions of records have thousands of shards.
-_BYTES_SORTED = 8 << 20
+_BYTES_SORTED = 3 << 20
 
 _BUCKETS = 256  # by one byte
 
@@ -210,7 +210,7 @@ def append(path: Path, records: Records) -> bytes:
     return block
 
 
-def read(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
+def read_records(path: Path, together: int = _RECORDS_READ) -> Iterator[Records]:
     """Yields the records of a file in parts of at most `together` records, small blocks joined."""
     parts, held, held_bytes = list[Records](), 0, 0
     with path.open("rb") as file:
@@ -249,8 +249,7 @@ class Buckets:
         """Moves all records from memory to a file."""
         if not self._pending:
             return
-        records = Records.join(self._pending)
-        self._pending, self._bytes = [], 0
+        records, self._pending, self._bytes = Records.join(self._pending), [], 0
         records = records.take(np.argsort(records.heads["order"], kind="stable"))
         buckets = (records.heads["order"] >> np.uint64(56)).astype(np.int64)
         sizes = (np.full(records.count, HEAD.itemsize), *(records.heads[name] for name in _TEXTS))
